@@ -28,6 +28,8 @@ _TIMEOUTS = (
     "statement_timeout",
     "transaction_timeout",
 )
+# What has ended a session, or its first statement, where an administrator's timeout is shorter than that takes.
+_ENDED_BY = {"57014": "statement_timeout", "57P05": "idle_session_timeout", "25P04": "transaction_timeout"}
 # In every session of gdq's own: how SQL text is read and values are written, transactions, and no compiling of plans.
 # `datestyle` keeps the order of day and month.
 _PINNED = {
@@ -36,6 +38,7 @@ _PINNED = {
     "datestyle": "ISO",
     "default_transaction_deferrable": "off",
     "default_transaction_isolation": "read committed",
+    "exit_on_error": "off",
     "extra_float_digits": "1",
     "intervalstyle": "postgres",
     "jit": "off",
@@ -135,30 +138,53 @@ def connect(
     `application_name` is used unless the connection string or PGAPPNAME has one. `kind`: the connection's class.
     `parameters` are libpq's. The client's encoding is always UTF8, the only one in which psycopg reads JSON.
     """
-    try:
-        connection = kind.connect(_own_conninfo(dsn, application_name), autocommit=True, **parameters)
-    except psycopg.OperationalError as error:
-        _add_hint(error, dsn)
-        raise
-    try:
-        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        if not run(connection, _pin(connection)):
-            connection.prepare_threshold = None
-        connection.autocommit = autocommit
-    except BaseException:
-        connection.close()
-        raise
+    conninfo = _own_conninfo(dsn, application_name)
+    while True:
+        connection = None
+        try:
+            connection = kind.connect(conninfo, autocommit=True, **parameters)
+            _settle(connection)
+            break
+        except psycopg.Error as error:
+            patient = _without_timeout(conninfo, error, has_begun=connection is not None)
+            if patient is None:
+                _add_hint(error, dsn)
+                raise
+            conninfo = patient
+    connection.autocommit = autocommit
     _opened.add(connection)
     return connection
 
 
+def _settle(connection: psycopg.Connection[Any]) -> None:
+    """Give a new session gdq's settings, or close it."""
+    try:
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        if not run(connection, _pin(connection)):
+            connection.prepare_threshold = None
+    except BaseException:
+        connection.close()
+        raise
+
+
 async def connect_async(dsn: str | None, *, application_name: str) -> psycopg.AsyncConnection[Any]:
     """As connect(), an async connection in autocommit."""
-    try:
-        connection = await psycopg.AsyncConnection.connect(_own_conninfo(dsn, application_name), autocommit=True)
-    except psycopg.OperationalError as error:
-        _add_hint(error, dsn)
-        raise
+    conninfo = _own_conninfo(dsn, application_name)
+    while True:
+        connection = None
+        try:
+            connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+            await _settle_async(connection)
+            return connection
+        except psycopg.Error as error:
+            patient = _without_timeout(conninfo, error, has_begun=connection is not None)
+            if patient is None:
+                _add_hint(error, dsn)
+                raise
+            conninfo = patient
+
+
+async def _settle_async(connection: psycopg.AsyncConnection[Any]) -> None:
     try:
         await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         if not await run_async(connection, _pin(connection)):
@@ -166,15 +192,31 @@ async def connect_async(dsn: str | None, *, application_name: str) -> psycopg.As
     except BaseException:
         await connection.close()
         raise
-    return connection
 
 
 def _own_conninfo(dsn: str | None, application_name: str) -> str:
     return make_conninfo(resolve_conninfo(dsn), fallback_application_name=application_name, client_encoding="UTF8")
 
 
-def _add_hint(error: psycopg.OperationalError, dsn: str | None) -> None:
-    if not resolve_conninfo(dsn):
+def _without_timeout(conninfo: str, error: psycopg.Error, *, has_begun: bool) -> str | None:
+    """The connection string with a timeout off that has ended a new session before gdq could set it; None for others.
+
+    It comes as a startup option then, which a pooler refuses. One that the string names itself stays. `has_begun`: the
+    session had.
+    """
+    timeout = _ENDED_BY.get(error.sqlstate or "")
+    if error.sqlstate is None and has_begun:
+        timeout = "idle_session_timeout"  # the server's last words may be lost
+    elif error.sqlstate is None and "transaction timeout" in str(error):
+        timeout = "transaction_timeout"
+    options = conninfo_to_dict(conninfo).get("options") or os.environ.get("PGOPTIONS", "")
+    if timeout is None or timeout in str(options):
+        return None
+    return make_conninfo(conninfo, options=f"{options} -c {timeout}=0".strip())
+
+
+def _add_hint(error: psycopg.Error, dsn: str | None) -> None:
+    if isinstance(error, psycopg.OperationalError) and not resolve_conninfo(dsn):
         error.add_note("Hint: No connection string is set. Set DATABASE_URL, GDQ_DSN or libpq's PG* variables.")
 
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from psycopg import Connection
-from psycopg.errors import LockNotAvailable
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable
 from psycopg.types.json import Jsonb
 
 from gdq.call import call, rows, scalar
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 from gdq.queue import add_table, table_info
+from gdq.schema_usage import require_schema_usage
 
 # Seconds to wait until nobody writes to a further table: as long as add_table() waits for its lock.
 _PATIENCE = 0.5
@@ -56,7 +57,7 @@ def choose_tables(
     if every and not found:
         raise GdqError("this database has no table to capture")
     for text in wanted:
-        found += _matching(connection, text) if _is_pattern(text) else rows(connection, ChosenTable, _NAMED, text)
+        found += _matching(connection, text) if _is_pattern(text) else _named(connection, text)
     left_out = {table.relid for text in excepted for table in _matching(connection, text)}
     chosen = {table.relid: table for table in found if table.relid not in left_out}
     if not chosen:
@@ -91,6 +92,15 @@ def add_tables(
 def _is_pattern(text: str) -> bool:
     """True if a name has `*` or `?` outside double quotes."""
     return any(sign in "*?" for sign in re.sub('"[^"]*"', "", text))
+
+
+def _named(connection: Connection[Any], name: str) -> list[ChosenTable]:
+    try:
+        with connection.transaction():
+            return rows(connection, ChosenTable, _NAMED, name)
+    except InsufficientPrivilege:
+        require_schema_usage(connection, [name])
+        raise
 
 
 def _matching(connection: Connection[Any], pattern: str) -> list[ChosenTable]:

@@ -18,6 +18,7 @@ from gdq.consumers.copy.target_columns import rows_of, target_form
 from gdq.consumers.copy.workers import CopyTally
 from gdq.consumers.views.row_copy import CopyForm, RowsCopied, copy_rows
 from gdq.errors import GdqError
+from gdq.schema_usage import require_schema_usage
 from gdq.sql_text import raw
 
 # Advisory locks are of one database: what the leader has locked, a session of the same database cannot have.
@@ -59,6 +60,7 @@ class PostgresTarget:
         with connect(self._dsn, application_name="gdq:copy/target") as control:
             control.execute(raw(COPY_SETTINGS))
             _refuse_source(leader, control)
+            require_schema_usage(control, [table.name for table in lead.tables], "target")
             for table in lead.tables:
                 if scalar(control, "select to_regclass(%s) is null", table.name):
                     if not self._create:

@@ -198,7 +198,7 @@ class _Worker:
             with self.state.connection.transaction():
                 self.state.connection.execute(_OWN)
                 applied = apply_staged(self.state.connection, task.table, staged)
-                self.state.moved(task.table.name, task.snapshot)
+                self.state.store_moved(task.table.name, task.snapshot)
                 self._wait(task)
                 committing = True
         except (psycopg.Error, GdqError, RowsLackingError, _GivenUpError):

@@ -7,7 +7,7 @@ version of its columns all come before those of the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -111,12 +111,19 @@ class BatchApplier:
                 applied += self._apply_tables(batch, given_up, changes)
         except BaseException:
             self._beside.give_up()
+            self._forget()
             raise
         applied += beside
         self._rows_staged += beside.inserted + beside.updated + beside.deleted
         self._state.position = changes.position
         self._sequences_set = True
         return len(changes.tables), applied
+
+    def _forget(self) -> None:
+        """Forget what was noted of a batch that was rolled back; other sessions may have committed a part of it."""
+        with suppress(psycopg.Error, GdqError):  # the batch's own error is told
+            self._state.load()
+        self.reading.forget_tables()
 
     def _apply_all(self, batch: Batch, changes: BatchChanges, following: Callable[[], Batch | None]) -> Applied:
         """Bring all that a batch has into the open transaction, and its position, but for what workers have of it."""

@@ -13,7 +13,7 @@ from psycopg import Connection
 from gdq.call import scalar
 from gdq.errors import GdqError
 from gdq.sequence import SequenceValue
-from gdq.sql_text import literal, raw
+from gdq.sql_text import literal, quote, raw
 
 # True if gdq is in the source, and the role may see what its queues publish.
 _MAY_SEE = """
@@ -28,7 +28,7 @@ _LOOK_SECONDS = 1.0
 
 
 def set_sequences(target: Connection[Any], queue: str, values: Iterable[SequenceValue]) -> None:
-    """Bring sequences of the target to values; GdqError if it lacks one. setval() follows no transaction."""
+    """Bring sequences of the target to values; GdqError if it lacks or refuses one. setval() follows no transaction."""
     for value in values:
         if value.last_value is None:
             continue
@@ -41,6 +41,17 @@ def set_sequences(target: Connection[Any], queue: str, values: Iterable[Sequence
                 f"the target has no sequence {value.sequence_name}",
                 hint=f"Create it there, or leave it out: gdq remove-sequence {queue} {value.sequence_name}",
             ) from None
+        except psycopg.errors.NumericValueOutOfRange as error:
+            raise GdqError(
+                f"sequence {value.sequence_name} of the target cannot have the value {value.last_value}",
+                detail=error.diag.message_primary,
+                hint=f"Give it the source's type and bounds there: alter sequence {value.sequence_name} ...",
+            ) from error
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise GdqError(
+                f"role {target.info.user} may not set sequence {value.sequence_name} of the target",
+                hint=f"Say there: grant update on sequence {value.sequence_name} to {quote(target.info.user)}",
+            ) from error
 
 
 @dataclass(slots=True)

@@ -11,18 +11,12 @@ from psycopg import Connection
 from gdq.conninfo import connect, is_pooled
 from gdq.consumers.replica.origin import BearingConnection
 from gdq.errors import GdqError
-from gdq.sql_text import quote
+from gdq.schema_usage import require_schema_usage
 from gdq.typed.pgtypes import READ_SETTINGS
 
 _DATABASE = """
 select c.system_identifier::text, (select d.oid from pg_database d where d.datname = current_database())
   from pg_control_system() c"""
-
-# Schemas of tables that exist, and that the session's role may not look into.
-_CLOSED = """
-select current_user::text, string_agg(distinct quote_ident(n.nspname), ', ' order by quote_ident(n.nspname))
-  from unnest(%s::text[]) t join pg_namespace n on n.nspname = (parse_ident(t))[1]
- where not has_schema_privilege(n.oid, 'usage')"""
 
 _DURABLE = """
 select pg_catalog.set_config('synchronous_commit', 'local', false)
@@ -69,10 +63,5 @@ def check_databases(source: Connection[Any], target: Connection[Any]) -> None:
 
 def require_usage(source: Connection[Any], target: Connection[Any], tables: Collection[str]) -> None:
     """GdqError for tables whose schemas a session's role may not use."""
-    for side, connection in (("source", source), ("target", target)):
-        row = connection.execute(_CLOSED, [list(tables)]).fetchone()
-        if row is not None and row[1] is not None:
-            raise GdqError(
-                f"role {row[0]} may not use schema {row[1]} of the {side}",
-                hint=f"Say there: grant usage on schema {row[1]} to {quote(row[0])}",
-            )
+    require_schema_usage(source, tables, "source")
+    require_schema_usage(target, tables, "target")

@@ -178,13 +178,17 @@ class ReplicaState:
         here[table] = CopiedTable(table, relid, snapshot, columns, handed_over=False)
         other.pop(table, None)
 
-    def moved(self, table: str, snapshot: str) -> None:
+    def store_moved(self, table: str, snapshot: str) -> None:
         """Store in the open transaction that changes have brought a table to a snapshot, as if it was copied then."""
         self._set(table, "snapshot = %s, handed_over = false", snapshot)
+
+    def moved(self, table: str, snapshot: str) -> None:
+        """As store_moved(), and note it."""
+        self.store_moved(table, snapshot)
         self.tables[table] = replace(self.tables[table], snapshot=snapshot, handed_over=False)
 
     def brought(self, table: str, snapshot: str) -> None:
-        """Note that another session has committed moved(), and store in the open transaction what makes it as before.
+        """Note what another session has committed by store_moved(), and store in the open transaction that it counts.
 
         The position that this transaction stores is the same snapshot.
         """

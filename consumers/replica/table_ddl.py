@@ -103,12 +103,25 @@ def _set_default(target: Connection[Any], table: str, default: Any, tell: Callab
 def rename_table(state: ReplicaState, table: str, name: str) -> None:
     """Give a table of the target the name that it has in the source by now, in the open transaction.
 
-    One that others have renamed so is left as it is. GdqError if the target refuses.
+    One that others have renamed so is left as it is. GdqError if the target refuses, or if another source's rows are in
+    a table that had that name.
     """
     target = state.connection
     if is_missing(target, table) and not is_missing(target, name):
         state.renamed(table, name)
         return
+    if other := state.shared_with(name):
+        raise GdqError(
+            f"table {table} is {name} in the source by now, and replica {other} of another source has a table {name}",
+            hint="Names change hands one at a time, by way of names that are free: let all sources rename a table, and "
+            "all replicas arrive, before the next one gets its name.",
+        )
+    rename_in_target(target, table, name)
+    state.renamed(table, name)
+
+
+def rename_in_target(target: Connection[Any], table: str, name: str) -> None:
+    """Give a table of the target another name, in the open transaction; GdqError if the target refuses."""
     row = target.execute("select parse_ident(%s), parse_ident(%s)", [table, name]).fetchone()
     assert row is not None
     (schema, _), (new_schema, new_relation) = ([quote(part) for part in parts] for parts in row)
@@ -125,7 +138,6 @@ def rename_table(state: ReplicaState, table: str, name: str) -> None:
             target.execute(raw(f"alter table {table} rename to {between}"))
             target.execute(raw(f"alter table {schema}.{between} set schema {new_schema}"))
             target.execute(raw(f"alter table {new_schema}.{between} rename to {new_relation}"))
-    state.renamed(table, name)
 
 
 def leave_table(

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from gdq.call import scalar
 from gdq.consumers.replica.source_tables import SourceTable
 from gdq.consumers.replica.state import ReplicaState
-from gdq.consumers.replica.table_ddl import rename_table
+from gdq.consumers.replica.table_ddl import is_missing, rename_in_target, rename_table
 from gdq.errors import GdqError
+from gdq.sql_text import raw
 
 
 def follow_names(state: ReplicaState, taken: Mapping[int, SourceTable]) -> None:
@@ -30,13 +31,39 @@ def follow_names(state: ReplicaState, taken: Mapping[int, SourceTable]) -> None:
             hint="Give them back the names of before. Then rename one at a time, to names that are free, and let both "
             "replicas arrive after each.",
         )
+    strangers = _strangers(state, taken, renamed)
     with state.connection.transaction():
         # names that change hands: by way of names that no other table has
-        aside = {before: _aside(state, before, place) for place, before in enumerate(passed)}
-        for before, between in aside.items():
-            rename_table(state, before, between)
+        aside = {before: _aside(state, before, place) for place, before in enumerate([*passed, *strangers])}
+        for before in passed:
+            rename_table(state, before, aside[before])
+        for before in strangers:
+            rename_in_target(state.connection, before, aside[before])
         for before, after in renamed.items():
             rename_table(state, aside.get(before, before), after)
+        for before, after in strangers.items():
+            rename_in_target(state.connection, aside[before], after)
+
+
+def _strangers(state: ReplicaState, taken: Mapping[int, SourceTable], renamed: Mapping[str, str]) -> dict[str, str]:
+    """Empty tables of the target in whose place others are to come, and the names that these leave.
+
+    Such a name is that of a table without a copy by now: it has changed hands in the source, and the target's table was
+    made for it beforehand.
+    """
+    known = state.names.keys() | state.begun_names.keys()
+    awaited = {table.table_name for relid, table in taken.items() if table.is_there and relid not in known}
+    found = {}
+    target = state.connection
+    for left in (renamed.keys() - renamed.values()) & awaited:
+        end = renamed[left]
+        while end in renamed:
+            end = renamed[end]
+        if state.known(end) is not None or is_missing(target, left) or is_missing(target, end):
+            continue
+        if not target.execute(raw(f"select from {end} limit 1")).rowcount:
+            found[end] = left
+    return found
 
 
 def require_name(state: ReplicaState, relid: int, taken: Mapping[int, SourceTable]) -> None:

@@ -28,6 +28,7 @@ from gdq.consumers.switchover.fence import lower_fence, place_fence, raise_fence
 from gdq.consumers.switchover.pair import Pair, named_rows, place
 from gdq.errors import GdqError
 from gdq.installer.install import create_event_triggers, install
+from gdq.installer.version import installed_mark, version_mark
 from gdq.queue import (
     TableInfo,
     add_new_tables,
@@ -81,8 +82,9 @@ def prepare(pair: Pair, *, fence: bool = True, tell: Callable[[str], None] = lam
             f"table {', '.join(echo)} is captured with --always: what the replica writes would come back",
             hint=f"gdq alter-table {pair.queue} TABLE --no-always",
         )
-    result = install(conninfo_of(pair.target))
-    tell(f"gdq is installed in the target, revision {result.revision}")
+    if installed_mark(pair.target) != version_mark():  # else it may be another role's
+        install(conninfo_of(pair.target))
+    tell("gdq is installed in the target")
     if has_event_triggers(pair.source) and not has_event_triggers(pair.target):
         try:
             create_event_triggers(pair.target)

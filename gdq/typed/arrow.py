@@ -158,7 +158,10 @@ def connect_arrow(conninfo: str) -> Connection:
     try:
         connection = dbapi.connect(make_conninfo("", **parameters, options=options))
     except dbapi.Error:
-        return dbapi.connect(conninfo)
+        try:  # one that is shorter than what the driver asks at first
+            return dbapi.connect(make_conninfo("", **parameters, options=f"{options} -c transaction_timeout=0"))
+        except dbapi.Error:
+            return dbapi.connect(conninfo)
     try:
         with connection.cursor() as cursor:
             # not known to all versions, so no startup option

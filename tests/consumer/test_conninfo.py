@@ -126,3 +126,32 @@ def test_a_second_connection_leads_to_the_same_of_several_servers(empty_db: Data
     with connect(several) as connection:
         again = conninfo_to_dict(conninfo_of(connection))
     assert (again["host"], again["port"]) == (at["host"], at["port"])
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    "timeout",
+    ["statement_timeout", "idle_session_timeout", "transaction_timeout", "idle_in_transaction_session_timeout"],
+)
+def test_a_timeout_that_no_session_survives(empty_db: Database, timeout: str) -> None:
+    """Of a role or database, it is off in gdq's sessions, even if it is shorter than the time to say so."""
+    with empty_db.connect("su") as su:
+        if not su.execute("select from pg_settings where name = %s", [timeout]).rowcount:
+            pytest.skip(f"this PostgreSQL has no {timeout}")
+        su.execute(f"alter database {empty_db.name} set {timeout} = 1".encode())
+    for _ in range(20):
+        with connect(empty_db.dsn) as connection:
+            assert connection.execute("select current_setting(%s) from pg_sleep(0.01)", [timeout]).fetchone() == ("0",)
+            connection.execute("select pg_sleep(0.01)")
+    with connect(make_conninfo(empty_db.dsn, options=f"-c {timeout}=5min")) as connection:  # the user's own stays
+        assert connection.execute("select current_setting(%s)", [timeout]).fetchone() == ("5min",)
+
+
+@pytest.mark.server
+def test_an_error_ends_no_session(empty_db: Database) -> None:
+    with empty_db.connect("su") as su:
+        su.execute(f"alter database {empty_db.name} set exit_on_error = on".encode())
+    with connect(empty_db.dsn, autocommit=True) as connection:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            connection.execute("select 1 / 0")
+        assert connection.execute("select 1").fetchone() == (1,)

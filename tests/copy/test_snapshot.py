@@ -261,3 +261,16 @@ def test_a_worker_that_is_killed(shop: Database, target: Database, monkeypatch: 
     with target.connect() as owner:
         assert owner.execute("select to_regclass('shop.sale')").fetchone() == (None,)
     assert "c" not in gdq("consumers", "--json", dsn=shop.dsn).stdout.split('"')
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_schema_that_the_role_may_not_use(shop: Database, target: Database, side: str) -> None:
+    with target.connect() as owner:
+        owner.execute("create schema shop; create table shop.item (id int primary key, name text, price numeric)")
+    source, to = (shop.app_dsn, target.dsn) if side == "source" else (shop.dsn, target.app_dsn)
+    done = gdq("snapshot", "shop.item", "--to", to, dsn=source)
+    assert done.returncode == 1
+    where = " of the target" if side == "target" else ""
+    assert done.stderr == (
+        f'Error: role app may not use schema shop{where}\nHint: Say there: grant usage on schema shop to "app"\n'
+    )

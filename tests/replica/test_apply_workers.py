@@ -59,6 +59,21 @@ def test_each_table_has_a_session(filled: Pair, workers: int, sessions: int) -> 
     filled.same("one", "two")
 
 
+def test_a_table_that_comes_while_the_workers_are_there(filled: Pair) -> None:
+    with Replica(filled.source.dsn, filled.target.su_dsn, "shop", "mirror", apply_workers=2) as replica:
+        filled.run(*_CHANGES)
+        assert len(list(replica.run())) == 1
+        filled.make("create table zero (id int primary key, n int)")
+        filled.capture("zero")
+        assert list(replica.run()) == []
+        names = ("two", "zero")
+        filled.there(*(f"alter table {name} add session int default pg_backend_pid()" for name in names))
+        filled.run(*(f"insert into {name} select i, i from generate_series(5001, 7000) i" for name in names))
+        assert [batch.inserted for batch in replica.run()] == [4000]
+    with filled.target.connect("su") as su:
+        assert count(su, "select count(distinct session) from (table two union all table zero) x where id > 5000") == 2
+
+
 def test_killed_between_two_commits(filled: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that is ahead of the others is like one that was copied then: no change comes twice, none is left out."""
     filled.run(*_CHANGES)

@@ -111,3 +111,23 @@ def test_a_copied_table_that_is_renamed_and_altered_amid_the_copy_of_another(pai
     killed_in_parts(pair, ROWS // 4)
     pair.run("alter table small rename to little", "alter table little add column more int default 5")
     finish(pair, "little", "large")
+
+
+@pytest.mark.parametrize("others", [("small",), ("small", "middle")])
+def test_tables_that_were_made_beforehand_swap_names_before_one_is_copied(pair: Pair, others: tuple[str, ...]) -> None:
+    """The target's table goes by the name that the one without a copy had when they were made."""
+    names = (*others, "new")
+    for name in names:
+        pair.make(f"create table {name} (id int primary key, of_{name} int)")
+        pair.run(f"insert into {name} values (1, 2)")
+    pair.capture(*others)
+    pair.apply()
+    pair.capture("new")
+    aside = [f"alter table {name} rename to passing_{name}" for name in names]
+    handed_on = zip(names, (*others[1:], "new", others[0]), strict=True)
+    renames = [f"alter table passing_{name} rename to {later}" for name, later in handed_on]
+    pair.run("; ".join(["begin", *aside, *renames, "commit"]))
+    pair.apply()
+    pair.run(*(f"insert into {name} values (2, 3)" for name in names))
+    pair.apply()
+    pair.same(*names)

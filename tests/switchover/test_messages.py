@@ -6,6 +6,7 @@ import pytest
 
 from gdq.consumers.switchover.switch import SwitchOptions, switch_steps
 from gdq.errors import GdqError
+from gdq.installer.install import install
 from tests.support.programs import gdq
 from tests.switchover.conftest import Pair
 
@@ -131,3 +132,14 @@ def test_a_schema_that_the_role_may_not_use(pair: Pair) -> None:
         done = gdq(command[0], "shop", "mirror", "--to", pair.new.app_dsn, *command[1:], dsn=pair.old.su_dsn)
         assert done.returncode == 1
         assert done.stderr.startswith("Error: role app may not use schema stock of the target\nHint: Say there: grant")
+
+
+def test_prepared_where_gdq_is_another_roles(pair: Pair) -> None:
+    """What is installed already is left as it is."""
+    pair.open_shop()
+    install(pair.new.dsn)
+    told = pair.done("switchover", "--prepare").stderr
+    assert "gdq is installed in the target" in told
+    owner = "select nspowner::regrole::text from pg_namespace where nspname = 'gdq'"
+    assert pair.rows(pair.new, owner) == [("gdq_owner",)]
+    pair.done("switchover")
