@@ -281,11 +281,14 @@ def _named_catalog(name: str) -> Catalog:
 def _reach_warehouse(catalog: Catalog) -> None:
     """GdqError if a catalog has its tables in an object store that cannot be reached: no table of it says so yet."""
     warehouse = catalog.properties.get("warehouse", "")
-    scheme, host, _ = PyArrowFileIO.parse_location(warehouse)
+    scheme, host, path = PyArrowFileIO.parse_location(warehouse)
     if not host or scheme in ("file", "hdfs", "viewfs"):
         return
     try:
-        found = PyArrowFileIO(catalog.properties).fs_by_scheme(scheme, host).get_file_info(host)
+        system = PyArrowFileIO(catalog.properties).fs_by_scheme(scheme, host)
+        # a store refuses a listing in its own words, as it does not the question for one object
+        system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        found = system.get_file_info(host)
     except OSError as error:
         raise GdqError(f"{warehouse}: {error_line(error)}", hint=store_hint(warehouse)) from error
     if found.type == fs.FileType.NotFound:

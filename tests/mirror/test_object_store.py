@@ -113,6 +113,8 @@ def test_changes(stored: StoredLake) -> None:
 
 def test_a_load_in_chunks(stored: StoredLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large tables: the load is stopped and goes on, and leaves nothing behind."""
+    if stored.kind == "iceberg":
+        pytest.skip("large tables of a catalog that is no folder are copied at one snapshot")
     patch_sizes(monkeypatch.setattr)
     make(stored)
     calls: list[None] = []
@@ -124,7 +126,7 @@ def test_a_load_in_chunks(stored: StoredLake, monkeypatch: pytest.MonkeyPatch) -
     load(stored, stops)
     stored.run("update keyed set n = 77 where b < 100", "delete from keyed where b = 3")
     said = load(stored, lambda: False)
-    assert stored.kind == "iceberg" or any("its load goes on after" in line for line in said)
+    assert any("its load goes on after" in line for line in said)
     stored.bring_up(*LARGE_TABLES)
     stored.same(*LARGE_TABLES)
     system, path = fs.FileSystem.from_uri(f"s3://{stored.bucket}")
