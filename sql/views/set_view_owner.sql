@@ -1,6 +1,7 @@
 -- set_view_owner(view, role): gives a view to another role, with whose rights it is refreshed from then on. The target
 -- is not touched: give the new owner its table too. Only administrators may call it, and only for a role that they may
--- act as: the view's code will run as that role. Writes: subscription. Errors: 42704 for view or role; 42501.
+-- act as: the view's code will run as that role. Writes: subscription; drops
+-- the functions of the former owner, as drop_view() does. Errors: 42704 for view or role; 42501.
 create or replace function gdq.set_view_owner(view text, role name) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -13,6 +14,8 @@ begin
     raise exception 'view "%" does not exist', view using errcode = 'undefined_object', hint = 'gdq views lists them.';
   end if;
   perform gdq.set_consumer_role(v.queue_name, v.consumer_name, role);
+  -- his functions are his own
+  perform gdq.drop_functions(view);
 end
 $$;
 comment on function gdq.set_view_owner(text, name) is

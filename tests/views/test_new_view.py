@@ -228,3 +228,23 @@ def test_a_new_group_is_refreshed_by_a_call(small: Shop) -> None:
             check(small, name, VIEWS[name])
         if action == "none":
             small.execute("update t set n = n + 1 where id < 5")
+
+
+def test_a_new_owner_gets_functions_of_his_own(small: Shop) -> None:
+    create(small, "n_rows")
+    call(small, "n_rows")
+    role = f"owner_{small.db.name}"
+    with small.db.connect("su") as su:
+        su.execute(f"create role {role} in role gdq_admin; grant select on t to {role}")
+        try:
+            su.execute(f"alter table n_rows owner to {role}")
+            gdq.set_view_owner(su, "n_rows", role)
+            assert small.execute(FUNCTIONS) == [(0,)]
+            su.execute(f"set role {role}")
+            with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="has no functions"):
+                su.execute("call gdq.refresh('n_rows')")
+            assert gdq.compile_view(su, "n_rows")
+            assert small.execute(FUNCTIONS) == [(3,)]
+        finally:
+            su.execute("reset role")
+            su.execute(f"drop owned by {role} cascade; drop role {role}")
