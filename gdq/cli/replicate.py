@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import click
@@ -24,8 +24,10 @@ from gdq.consumers.replica.origin import TakenOrigin
 from gdq.consumers.replica.policy import OnError
 from gdq.consumers.replica.replica import AppliedBatch, Replica
 from gdq.consumers.replica.replica_info import ReplicaInfo, replica_info
+from gdq.consumers.replica.rights import rights_told
 from gdq.consumers.replica.skip import SkipInfo, skip_info
 from gdq.consumers.replica.slot.slot_replica import SlotReplica
+from gdq.consumers.replica.source_tables import source_tables
 from gdq.consumers.replica.table import OnTriggers
 from gdq.consumers.replica.table_copy import CHUNK_ROWS
 from gdq.consumers.replica.table_ddl import OnDrop
@@ -233,7 +235,7 @@ def replicate_command(
             keep_following(stop, connected, partial(_apply, stop=stop, as_json=shape == "json"))
             return
         with connected() as replica:
-            applied = list(replica.run(stop=stop))
+            applied = list(_batches(replica, once=True, stop=stop))
     print_rows(applied, AppliedBatch, _BATCH_COLUMNS, shape)
 
 
@@ -247,8 +249,22 @@ def _by_slot(slot_wait: float, on_drop: OnDrop, apply_workers: int) -> Callable[
 
 
 def _apply(replica: Replica | SlotReplica, *, stop: base.StopSignals, as_json: bool) -> None:
-    for batch in replica.run(once=False, stop=stop):
+    for batch in _batches(replica, once=False, stop=stop):
         _report(batch, as_json=as_json, has_lsn=isinstance(replica, SlotReplica))
+
+
+def _batches(replica: Replica | SlotReplica, *, once: bool, stop: base.StopSignals) -> Iterator[AppliedBatch]:
+    """The batches of a run; an error about rights says what is lacking."""
+
+    def tables() -> set[str]:
+        known = {*replica.state.tables, *replica.state.begun}
+        if isinstance(replica, Replica):
+            taken = source_tables(replica.source, replica.queue, replica.name)
+            known |= {table.table_name for table in taken.values()}
+        return known
+
+    with rights_told(replica.source, replica.state.connection, tables):
+        yield from replica.run(once=once, stop=stop)
 
 
 def _report(batch: AppliedBatch, *, as_json: bool, has_lsn: bool) -> None:

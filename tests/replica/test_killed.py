@@ -23,14 +23,20 @@ delete from item where id %% 11 = %(n)s %% 11;
 update detail set n = n + 1 where id %% %(part)s = %(n)s %% %(part)s"""
 
 _SESSIONS = """
-select pg_terminate_backend(pid) from pg_stat_activity
+select pid from pg_stat_activity
  where datname = current_database() and application_name like any ('{gdq:shop/mirror%,gdq:slot gdq_shop_mirror%}')"""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("fed", "seed", "options"),
-    [("queue", 1, ()), ("queue", 2, ()), ("slot", 3, ()), ("queue", 4, ("--apply-workers", "2"))],
+    [
+        ("queue", 1, ()),
+        ("queue", 2, ()),
+        ("slot", 3, ()),
+        ("queue", 4, ("--apply-workers", "2")),
+        ("queue", 5, ("--apply-workers", "3")),
+    ],
     indirect=["fed"],
 )
 def test_killed_at_random(fed: Pair, seed: int, options: tuple[str, ...]) -> None:
@@ -65,7 +71,7 @@ def test_killed_at_random(fed: Pair, seed: int, options: tuple[str, ...]) -> Non
                     stood = _position(pair)
                     until(lambda: follower.poll() is not None or _position(pair) != stood, "a batch")  # noqa: B023
                     time.sleep(chance.uniform(0, 0.3))  # any moment of the batches after it
-                    _end_sessions(victim)
+                    _end_sessions(victim, chance)
             finally:
                 follower.kill()
                 told = [line for line in follower.communicate()[1].splitlines() if line.startswith("Error")]
@@ -85,7 +91,9 @@ def _position(pair: Pair) -> object:
         return su.execute("select position from gdq_target.replica").fetchone()
 
 
-def _end_sessions(victim: Database) -> None:
-    """End the replica's sessions in a database."""
+def _end_sessions(victim: Database, chance: random.Random) -> None:
+    """End the replica's sessions in a database: all of them, or any one."""
     with victim.connect("su") as su:
-        su.execute(_SESSIONS)
+        sessions = [pid for (pid,) in su.execute(_SESSIONS).fetchall()]
+        for pid in sessions if not sessions or chance.random() < 0.5 else [chance.choice(sessions)]:
+            su.execute("select pg_terminate_backend(%s)", [pid])

@@ -23,6 +23,8 @@ VALUES = r"""
 E'a\\b', 0.1::float8 * 3, '2026-03-29 01:30+00', '1 mon -2 days 03:04:05', decode('00ff', 'hex'), '1.5', '2026-12-31',
 '{NULL}'"""
 
+GRANT = 'grant select, insert, update, delete, truncate on public.item to "app"'
+
 # Of a database, and as such of each session in it that does not say otherwise.
 SETTINGS = {
     "array_nulls": "off",
@@ -128,9 +130,27 @@ def test_roles_with_the_documented_rights(pair: Pair) -> None:
         refused = gdq(*arguments, dsn=pair.source.dsn)
         assert refused.returncode == 1
         assert refusal in refused.stderr
+        assert f"Hint: Say in the target: {GRANT}" in refused.stderr
         with pair.target.connect("su") as su:
             su.execute(mended.encode())
     assert gdq(*arguments, dsn=pair.source.dsn).returncode == 0
+    with pair.source.connect("su") as su:
+        su.execute("insert into item values (4, 4); delete from item where id = 1")
+    database = f"temporary on database {pair.target.name}"
+    for lacking, whose in (
+        ("delete on public.item", "app"),
+        (database, "app, public"),
+        ("usage on schema gdq_target", "app"),
+    ):
+        with pair.target.connect("su") as su:
+            su.execute("alter schema gdq_target owner to postgres; grant usage on schema gdq_target to app")
+            su.execute("grant select, insert, update, delete on all tables in schema gdq_target to app")
+            su.execute(f"revoke {lacking} from {whose}".encode())
+        refused = gdq(*arguments, dsn=pair.source.dsn)
+        assert refused.stderr.startswith("Error: permission denied ")
+        assert refused.stderr.endswith(f'\nHint: Say in the target: grant {lacking} to "app"\n')
+        with pair.target.connect("su") as su:
+            su.execute(f"grant {lacking} to app".encode())
     with pair.source.connect("su") as su:
         su.execute("update item set n = n + 1; delete from item where id = 2; insert into item values (3, 3)")
         su.execute("alter table item owner to gdq_owner")
