@@ -31,7 +31,7 @@ from gdq.consumers.replica.source_tables import SourceTable, source_tables
 from gdq.consumers.replica.staging_ahead import READING, StagingAhead, Wanted
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import Fires, ReplicaTable
-from gdq.consumers.replica.table_ddl import OnDrop, leave_table
+from gdq.consumers.replica.table_ddl import OnDrop, is_missing, leave_table
 from gdq.consumers.replica.table_names import follow_names, require_name
 from gdq.errors import GdqError, mapped_errors
 
@@ -101,7 +101,9 @@ class BatchApplier:
         """
         self._prepare()
         # all that is asked about the batch comes before it may be finished
-        changes = changes_of(self._source, self._state, self._passed, batch, all_sequences=not self._sequences_set)
+        changes = self._changes(batch)
+        if self._follow_others(changes.moves):
+            changes = self._changes(batch)
         try:
             with self._target.transaction():
                 applied = self._apply_all(batch, changes, following)
@@ -118,6 +120,21 @@ class BatchApplier:
         self._state.position = changes.position
         self._sequences_set = True
         return len(changes.tables), applied
+
+    def _changes(self, batch: Batch) -> BatchChanges:
+        return changes_of(self._source, self._state, self._passed, batch, all_sequences=not self._sequences_set)
+
+    def _follow_others(self, moves: Sequence[Move]) -> bool:
+        """Take the new names of tables that the replica of another source has renamed in the target; True for any.
+
+        The rows of a batch come before its own renames, and would look for the names of before.
+        """
+        names = [self._state.names.get(move.relid) for move in moves if move.what == "renamed"]
+        if not any(name is not None and is_missing(self._target, name) for name in names):
+            return False
+        follow_names(self._state, source_tables(self._source, self._state.queue, self._state.name))
+        self.reading.forget_tables()
+        return True
 
     def _forget(self) -> None:
         """Forget what was noted of a batch that was rolled back; other sessions may have committed a part of it."""
