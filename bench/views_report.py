@@ -236,7 +236,7 @@ The columns:
 
 - postgres, Spark: `delta` is a refresh from changes; `full` is a full load, with its reason below the table;
   `no change` means that the view's tables did not change.
-- s: seconds, the median of {rounds} round{plural}.
+- s: seconds, the median of {rounds}.
 - times faster: the ratio of the medians, with the least and largest ratio of the rounds.
 - rows read: the rows that scans of the tables returned, by the server's statistics, as a share of those of REFRESH.
 - same rows: whether both views hold the rows of REFRESH, as bags, after each refresh.
@@ -256,13 +256,11 @@ def page(results: Results, missing: Sequence[str]) -> str:
         about["load during"] = (
             f"{statistics.median(load):.2f} (median), {max(load):.2f} (most); the run's own is 1 to 2"
         )
-    rounds = results.rounds()
     parts = [
         _HEAD.format(
             views=len(results.views()),
             about="\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in about.items())]),
-            rounds=rounds,
-            plural="" if rounds == 1 else "s",
+            rounds=_rounds(results),
             goal=GOAL_CHURN,
             postgres=GOAL_POSTGRES,
             spark=GOAL_SPARK,
@@ -279,6 +277,13 @@ def page(results: Results, missing: Sequence[str]) -> str:
     if missing:
         parts += ["\n## Not measured\n", "The run ended before: " + ", ".join(missing) + "."]
     return "\n".join(parts) + "\n"
+
+
+def _rounds(results: Results) -> str:
+    """The number of rounds, and that on Spark where it is another."""
+    rounds = results.rounds()
+    spark = max((key.round for key in results.samples if key.method == "spark"), default=rounds)
+    return f"{rounds} round{'' if rounds == 1 else 's'}{f' ({spark} on Spark)' if spark != rounds else ''}"
 
 
 def _row(texts: Sequence[str]) -> str:
