@@ -10,10 +10,9 @@ PostgreSQL of `--pg`, which must be Debian's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +24,7 @@ from psycopg.conninfo import make_conninfo
 from bench.latency import prepare_at
 from bench.packages import BenchError
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.embedded.files import find_binaries
+from gdq.embedded.files import PostgresBinaries, find_binaries
 from gdq.embedded.server import EmbeddedServer
 from gdq.errors import EmbeddedError, GdqError
 from gdq.sql_text import literal
@@ -167,14 +166,15 @@ def _check(writer: psycopg.Connection[Any]) -> None:
 
 
 def page(times: Times, facts: Mapping[str, object], rounds: int) -> str:
+    """The page of these medians, with what missed its goal."""
     lines, goals = [], []
     for rows, of in times.items():
         shown = (of[name] for name in ("none writer", "gdq writer", "gdq refresh", "pg_ivm writer"))
         lines.append(f"| {rows:,} | {' | '.join(f'{value:.2f}' for value in shown)} |")
         writer = of["gdq writer"] / of["none writer"]
         total = (of["gdq writer"] + of["gdq refresh"]) / of["pg_ivm writer"]
-        goals.append(_goal(f"{rows:,} rows: writer beside capture alone", _WRITER_MOST, writer))
-        goals.append(_goal(f"{rows:,} rows: writer and refresh beside pg_ivm's writer", _SUM_MOST[rows], total))
+        goals.append(_goal(f"writer of {rows:,} beside capture alone", _WRITER_MOST, writer))
+        goals.append(_goal(f"writer of {rows:,} and refresh, beside pg_ivm's writer", _SUM_MOST[rows], total))
     told = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return PAGE.format(facts=told, sales=_SALES, rounds=rounds, times="\n".join(lines), goals="\n".join(goals))
 
@@ -183,14 +183,14 @@ def _goal(what: str, most: float, found: float) -> str:
     return f"| {what} | {most:g} | {found:.2f} | {'' if found <= most else 'MISSED'} |"
 
 
-def _facts(server: EmbeddedServer, binaries: Any) -> Sequence[tuple[str, object]]:
+def _facts(server: EmbeddedServer, binaries: PostgresBinaries) -> dict[str, object]:
     from bench.__main__ import machine  # noqa: PLC0415 (it imports all benchmarks)
 
     with psycopg.connect(server.conninfo(dbname="pg_ivm")) as connection:
         query = "select extversion from pg_extension where extname = 'pg_ivm'"
         (version,) = connection.execute(query).fetchone() or ("",)
     told = {name: value for name, value in machine(binaries.version).items() if name != "settings"}
-    return [("date", f"{datetime.now(UTC):%Y-%m-%d}"), ("pg_ivm", version), *list(told.items())[1:]]
+    return told | {"pg_ivm": version}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -204,7 +204,7 @@ def main(rounds: int, pg: int, write: Path | None) -> None:
         settings: dict[str, str | float | bool] = {"autovacuum": False, "synchronous_commit": False}
         with EmbeddedServer(binaries=binaries, settings=settings) as server:
             times = measure(server, rounds)
-            text = page(times, dict(_facts(server, binaries)), rounds)
+            text = page(times, _facts(server, binaries), rounds)
     except (BenchError, EmbeddedError, GdqError, psycopg.Error) as error:
         raise click.ClickException(str(error).strip().splitlines()[0]) from error
     if write is None:

@@ -79,7 +79,7 @@ def test_an_order_with_ties_is_loaded_in_full(shop: Shop) -> None:
 
 
 def test_equal_groups_at_the_end_of_a_view(shop: Shop) -> None:
-    """Any of them may be shown; it stays the view's row until another comes before it."""
+    """Any of them may be shown, and each refresh may show another one: it is followed from the changes all the same."""
     draw = random.Random(3)
     for _ in range(4):
         churn(shop, draw)
