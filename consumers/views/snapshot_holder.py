@@ -133,9 +133,10 @@ def hold_snapshot(
             try:
                 lock_tables(connection, begin, names, stopped=stopped)
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-                if listed is None:
-                    raise
                 connection.rollback()
+                # while a lock was waited for, the logs of an old version may have been dropped
+                if listed is None and log_segments(connection, queue, tables) == segments:
+                    raise
                 continue
             with mapped_errors():
                 row = connection.execute(_SNAPSHOT, values, prepare=True).fetchone()

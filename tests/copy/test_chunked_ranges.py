@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 
 from gdq.consumers.copy.chunk import ChunkedCopier
 from gdq.consumers.copy.chunk_step import ChunkSteps
 from gdq.consumers.copy.chunk_table import describe_table
 from gdq.consumers.copy.chunk_work import TableProgress
-from gdq.consumers.views.snapshot_holder import hold_snapshot
+from gdq.consumers.views import snapshot_holder
+from gdq.consumers.views.snapshot_holder import hold_snapshot, log_segments
 from gdq.errors import RefreshConflict
 from tests.support.events import Tap
 from tests.support.server import Database
@@ -194,6 +196,34 @@ def test_a_table_without_rows_has_one_range(tap: Tap) -> None:
     tap.add("shop.none")
     with hold_snapshot(tap.db.su_dsn, "q", ["shop.none"]) as holder:
         assert describe_table(holder.connection, "q", "shop.none").dividing_bounds(holder.connection, 4, 10) == []
+
+
+def test_logs_that_are_dropped_before_they_are_locked(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance drops the logs of an old version of the columns while their table is waited for."""
+    tap.write("create table shop.many (id int primary key)")
+    tap.add("shop.many")
+    tap.write("insert into shop.many values (1)", "alter table shop.many add x int", "insert into shop.many values (2)")
+    tap.owner.execute("select gdq.unregister_consumer('q', %s)", [tap.consumer])
+    listed: list[set[str]] = []
+
+    def are_dropped() -> bool:
+        tap.owner.execute("select gdq.force_tick('q')")
+        tap.owner.execute("select gdq.maintain()")
+        return bool(listed[0] - set(log_segments(tap.owner, "q", ["shop.many"])))
+
+    def list_and_drop(connection: psycopg.Connection[Any], queue: str, tables: Sequence[str]) -> list[str]:
+        found = log_segments(connection, queue, tables)
+        listed.append(set(found))
+        if len(listed) == 1:
+            until(are_dropped, "dropped logs")
+        return found
+
+    monkeypatch.setattr(snapshot_holder, "log_segments", list_and_drop)
+    with hold_snapshot(tap.db.su_dsn, "q", ["shop.many"]) as holder:
+        assert holder.connection.execute("select count(*) from shop.many").fetchone() == (2,)
+    assert listed[0] - listed[-1]
+    with pytest.raises(psycopg.errors.UndefinedTable), hold_snapshot(tap.db.su_dsn, "q", ["shop.none"]):
+        pass
 
 
 def test_children_of_the_target_keep_their_rows(copied: Copied) -> None:
