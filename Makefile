@@ -27,7 +27,7 @@ py := .venv/bin/python
 say = @printf '%s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs bench bench-quick bench-long bench-all test test-all test-foreign test-published soak campaign lint format schema clean
+.PHONY: help demo docs bench bench-quick bench-long bench-all test test-all test-foreign test-published soak campaign campaign-replica lint format schema clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -91,6 +91,9 @@ test-foreign: .venv/ready ## other projects' suites below FOREIGN=<folder> as vi
 
 campaign: .venv/ready ## faults strike writers and consumers, each change is accounted for; SECONDS=720 SEED=1 PG=18
 	@$(py) -m tests.campaign --seconds $(SECONDS) --seed $(SEED) --pg $(PG) $(CAMPAIGN)
+
+campaign-replica: .venv/ready ## 200 kills of a replica's batches, 20 of a copy of 20,000,000 rows, half of each with two that apply; SEED=1 PG=18
+	@$(py) -m tests.campaign.replicas --whole --seed $(SEED) --pg $(PG) $(CAMPAIGN)
 
 lint: .venv/ready ## ruff, mypy, who may call whom in Python and in SQL, pgspot
 	$(say) '== ruff, mypy, import-linter, folders of SQL, pgspot'

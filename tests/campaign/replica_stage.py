@@ -45,12 +45,16 @@ select string_agg(quote_ident(attname), ', ' order by attname) from pg_attribute
 
 @dataclass
 class ReplicaStage:
-    """The servers of one run and its programs. `copy_rows`: those of the large table, 0 without it."""
+    """The servers of one run and its programs. `copy_rows`: those of the large table, 0 without it.
+
+    `apply_workers`: tables whose changes are applied at once.
+    """
 
     source: EmbeddedServer
     target: EmbeddedServer
     logs: Path
     copy_rows: int = 0
+    apply_workers: int = 1
 
     def __post_init__(self) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "GDQ_DSN"))}
@@ -62,6 +66,7 @@ class ReplicaStage:
         self.supervisor = Supervisor(self.logs, environment)
         gdq = [sys.executable, "-m", "gdq"]
         replicate = ["replicate", "q", "mirror", "--to", self.target_dsn(), "--follow"]
+        replicate += ["--apply-workers", str(self.apply_workers)]
         if self.copy_rows:
             replicate += ["--chunk-rows", str(min(200_000, max(self.copy_rows // 100, 1)))]
         self._ticker = self.supervisor.add("ticker", [*gdq, "ticker"])
@@ -206,7 +211,7 @@ def _own_bytes(pid: int) -> int:
 
 
 @contextmanager
-def set_up(major: int, folder: Path, copy_rows: int = 0) -> Iterator[ReplicaStage]:
+def set_up(major: int, folder: Path, copy_rows: int = 0, apply_workers: int = 1) -> Iterator[ReplicaStage]:
     """Two servers with everything that the campaign needs, until the end of the block.
 
     `copy_rows`: of a large table, whose first copy begins with the programs; 0: there is none.
@@ -216,7 +221,7 @@ def set_up(major: int, folder: Path, copy_rows: int = 0) -> Iterator[ReplicaStag
         EmbeddedServer(binaries=binaries, settings=_SETTINGS, in_memory=True) as source,
         EmbeddedServer(binaries=binaries, settings=_SETTINGS, in_memory=True) as target,
     ):
-        stage = ReplicaStage(source, target, folder, copy_rows)
+        stage = ReplicaStage(source, target, folder, copy_rows, apply_workers)
         with psycopg.connect(source.conninfo(), autocommit=True) as su:
             for user, rights in (("gdq_owner", "createrole"), ("app", "nocreaterole")):
                 su.execute(f"create role {user} login {rights} password '{_PASSWORD}'".encode())

@@ -38,11 +38,12 @@ LARGE_TABLE = f"create table {LARGE} (id bigint primary key, n int not null, not
 class Writer:
     """A thread that writes until stop(); what was cut off by a kill is rolled back, and it goes on.
 
-    `large_rows`: those of the large table, to which it writes as well.
+    `large_rows`: those of the large table, to which it writes as well. `big`: the share of statements of many rows.
     """
 
-    def __init__(self, dsn: str, seed: int, large_rows: int = 0) -> None:
+    def __init__(self, dsn: str, seed: int, large_rows: int = 0, big: float = 0.02) -> None:
         self._large_rows = large_rows
+        self._big = big
         self.altered: Counter[str] = Counter()
         self.transactions = 0
         self._dsn = dsn
@@ -111,7 +112,7 @@ class Writer:
     def _rows(self, table: str) -> list[str]:
         rng = self._rng
         first = rng.randint(1, _KEYS)
-        last = first + (_BIG if rng.random() < 0.02 else rng.choice((0, 0, 0, 5, 50)))
+        last = first + (_BIG if rng.random() < self._big else rng.choice((0, 0, 0, 5, 50)))
         keys = f"id between {first} and {last}"
         region = ", region" if table == "part" else ""
         dice = rng.random()

@@ -59,6 +59,20 @@ def test_a_short_campaign_against_a_replica(pytestconfig: pytest.Config, tmp_pat
 
 
 @pytest.mark.long
+def test_a_short_campaign_of_all_parts(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.campaign.replicas", "--whole", "--kills", "4", "--copy-kills", "4"]
+    command += ["--copy-rows", "600000", "--seed", "2"]
+    command += ["--pg", str(pytestconfig.getoption("--pg")), "--folder", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False, timeout=SECONDS * 4
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    [*_, table] = done.stdout.split("all parts\n")
+    [row] = [line.split() for line in table.splitlines() if line.startswith("all ")]
+    assert row[-1] == "8"
+
+
+@pytest.mark.long
 def test_a_short_campaign(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.campaign", "--seconds", "30", "--seed", "3", "--rate", "300"]
     command += ["--pg", str(pytestconfig.getoption("--pg")), "--only", "kill -9", "--folder", str(tmp_path)]
