@@ -16,7 +16,7 @@ from gdq.typed.arrow import ArrowReader
 
 # A batch joins the changes of many ticks: a row that was changed several times is written once. The first one is
 # smaller, since the target has nothing to do until the source has added it up.
-FIRST_EVENTS, MAX_EVENTS = 100_000, 500_000
+FIRST_EVENTS, MAX_EVENTS = 50_000, 1_000_000
 
 # Where no ticker runs, a replica takes a tick as soon as there are changes and it has nothing else to do.
 _TICK_SECONDS = 0.005

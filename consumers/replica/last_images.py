@@ -55,15 +55,17 @@ def last_images_sql(table: ReplicaTable, log_rows: str, after: int | None) -> st
     numbered = list(enumerate(table.columns, 1))
     key = ", ".join(f"c{place}" for place, column in numbered if column.is_key)
     listed = ", ".join(f"c{place}" for place, _ in numbered)
+    # only the last image of a key is given its form for the target
+    values = ", ".join(f"c{p}" if column.is_key else f"{column.logged(f'c{p}')} as c{p}" for p, column in numbered)
     # a row whose columns are all of the key is no other one if it was there before
     change = "came or was" if any(c.settable for _, c in numbered) else "came is distinct from was"
-    return f"""select case when doubt then null else came end, {listed}, came and was
+    return f"""select case when doubt then null else came end, {values}, came and was
       from (select {listed}, came, first_value(went) over w as was, lead(ev_id) over w is null as last,
                    (ev_txid = lag(ev_txid) over w
                      and not (lag(came) over w and went and came is distinct from lag(went) over w)
                     or ev_txid = lag(ev_txid, 2) over w) is true as doubt
               from ({_key_changes_sql(table, log_rows, after)}) as change
-            window w as (partition by {key} order by ev_id)) as placed
+            window w as (partition by {key} order by ev_id rows unbounded preceding)) as placed
      where doubt or last and ({change})"""
 
 
@@ -84,7 +86,7 @@ def _key_changes_sql(table: ReplicaTable, log_rows: str, after: int | None) -> s
         last = f"d.{quote(column.new)}"
         if column.is_key:
             last = f"(case when {new} then {last} else d.{quote(column.old)} end)"
-        values.append(f"{column.logged(last)} as c{place}")
+        values.append(f"{column.logged(last) if column.is_key else last} as c{place}")
         left.append(f"{column.logged(f'd.{quote(column.old)}')} as c{place}" if column.is_key else f"null as c{place}")
     return f"""select d.ev_id, d.ev_txid, {", ".join(values)}, {new} as came,
                       {old} and not ({new} and ({moved})) as went
