@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from bench.packages import BenchError
 from bench.replica_sides import BINARY, BUILT_IN, COPY_QUEUE, EACH, GDQ_WORKERS, QUEUE, BuiltIn, Gdq, Side, session
-from bench.slot_reader import cpu_seconds, wait_for
+from bench.slot_reader import wait_for
 from bench.steady import one, ticker
 from gdq.embedded.files import find_binaries
 from gdq.embedded.server import EmbeddedServer
@@ -269,7 +270,7 @@ class Usage:
             for pid in found:
                 try:
                     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-                    self.seconds[pid] = cpu_seconds(pid)
+                    self.seconds[pid] = _processor_seconds(pid)
                 except OSError:
                     continue
                 sizes = dict(line.split(":", 1) for line in lines if line.startswith("Rss"))
@@ -280,6 +281,12 @@ class Usage:
         """As results keep it."""
         sizes = {kind: round(size, 1) for kind, size in self.megabytes.items()}
         return {"megabytes": sizes, "cpu": round(sum(self.seconds.values()), 2)}
+
+
+def _processor_seconds(pid: int) -> float:
+    """Seconds of processor time of a process, with those of threads that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

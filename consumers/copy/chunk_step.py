@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psycopg import Connection
 from psycopg.errors import DeadlockDetected, ExclusionViolation, UniqueViolation
 
 from gdq.call import scalar
+from gdq.consumers.copy.chunk_bounds import ChunkBounds
 from gdq.consumers.copy.chunk_goal import Goal
 from gdq.consumers.copy.chunk_progress import Progress, StartAgain, store
 from gdq.consumers.copy.chunk_reading import ReadingStep
@@ -98,6 +99,7 @@ class ChunkSteps:
     chunk_rows: int
     stopped: bool = False
     _size: int = 0
+    _bounds: ChunkBounds = field(default_factory=ChunkBounds)
 
     def __post_init__(self) -> None:
         self._size = self.chunk_rows
@@ -288,7 +290,7 @@ class ChunkSteps:
 
     def _grown(self, held: _Held, state: Progress) -> Progress:
         """A range, whose rows are at the held snapshot, with one chunk more."""
-        upto = held.table.next_bound(held.holder.connection, state.upto, state.until, self._size)
+        upto = self._bounds.next(held.holder.connection, held.table, state, self._size)
         rows = self.target.insert(held.holder, held.table, held.table.rows(state.upto, upto), state.target)
         return held.placed(replace(state, upto=upto, whole=upto == state.until, rows=state.rows + rows))
 

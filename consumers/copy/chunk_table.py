@@ -64,6 +64,8 @@ select sum(pg_relation_size(one.relid) / current_setting('block_size')::bigint)
 
 # Blocks whose rows are read for the bounds of one range.
 _SAMPLE_BLOCKS = 50
+# Blocks whose rows are read for the bounds of a range's chunks: a part of all, but so many at least and at most.
+_CHUNKS_SHARE, _CHUNKS_BLOCKS = 0.005, (500, 10_000)
 
 # A bound: the texts of the key's values, or of a place in a table without a key.
 Bound = tuple[str, ...]
@@ -123,6 +125,24 @@ class ChunkTable:
                  r as (select {key}, ntile((select n from n)) over (order by {key}) as place from s)
             select distinct on (place) {", ".join(f"{name}::text" for name in names)} from r
              where place < (select n from n) order by place, {", ".join(f"r.{name} desc" for name in names)}"""
+        return [tuple(row) for row in connection.execute(raw(query)).fetchall()]
+
+    def sampled_bounds(
+        self, connection: Connection[Any], after: Bound | None, until: Bound | None, size: int
+    ) -> list[Bound]:
+        """Keys that lie about `size` rows after one another, from a bound to another: by the rows of some blocks."""
+        blocks = int(scalar(connection, _BLOCKS, self.name, self.name) or 0)
+        least, most = _CHUNKS_BLOCKS
+        share = min(max(blocks * _CHUNKS_SHARE, least), most) / blocks if blocks > least else 1.0
+        places = ", ".join(place for place, _ in self._places)
+        texts = ", ".join(f"{place}::text" for place, _ in self._places)
+        names = ", ".join(f"k{number}" for number in range(1, len(self.key) + 1))
+        query = f"""
+            select {names}
+              from (select row_number() over (order by {places}), {texts}
+                      from {self._from} tablesample system ({share * 100}) {self.within(after, until)}
+                   ) as s(place, {names})
+             where s.place % {max(1, round(size * share))} = 0 order by s.place"""
         return [tuple(row) for row in connection.execute(raw(query)).fetchall()]
 
     def rows(self, after: Bound | None, upto: Bound | None) -> str:

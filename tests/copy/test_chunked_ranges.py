@@ -13,7 +13,7 @@ import pytest
 
 from gdq.consumers.copy.chunk import ChunkedCopier
 from gdq.consumers.copy.chunk_step import ChunkSteps
-from gdq.consumers.copy.chunk_table import describe_table
+from gdq.consumers.copy.chunk_table import ChunkTable, describe_table
 from gdq.consumers.copy.chunk_work import TableProgress
 from gdq.consumers.views import snapshot_holder
 from gdq.consumers.views.snapshot_holder import hold_snapshot, log_segments
@@ -253,3 +253,54 @@ def test_a_key_that_includes_other_columns(copied: Copied) -> None:
     with copied.tap.db.connect("su") as su:
         rows = "select id, x from shop.i order by id"
         assert copied.there(rows) == su.execute(rows.encode()).fetchall()
+
+
+def test_chunks_end_at_keys_of_some_blocks(copied: Copied, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of about the size that was asked for, by a look at the table for each range; rows come meanwhile."""
+    monkeypatch.setattr("gdq.consumers.copy.chunk_bounds._APART_ROWS", 1000)
+    copied.tap.write("insert into shop.r select i, i, 'x' from generate_series(101, 30000) i")
+    looks, sizes = list[tuple[str, ...] | None](), list[int]()
+    look, count = ChunkTable.sampled_bounds, ChunkTable.next_bound
+
+    def looked(table: ChunkTable, *args: Any) -> Any:
+        looks.append(args[1])
+        return look(table, *args)
+
+    def counted(table: ChunkTable, connection: Any, after: Any, until: Any, size: int) -> Any:
+        assert after is not None
+        sizes.append(size)
+        return count(table, connection, after, until, size)
+
+    monkeypatch.setattr(ChunkTable, "sampled_bounds", looked)
+    monkeypatch.setattr(ChunkTable, "next_bound", counted)
+    rows, most = 0, 0
+
+    def told(done: TableProgress, _: str) -> None:
+        nonlocal rows, most
+        rows, most = done.rows, max(most, done.rows - rows)
+        if len(sizes) == 0:
+            copied.tap.write(f"insert into shop.r values (-{done.rows}, -{done.rows}, 'y') on conflict do nothing")
+
+    copied.run(workers=1, chunk_rows=3000, tell=told)
+    assert looks == [None]
+    assert 2000 < most < 4000
+    assert sizes == [3000] * len(sizes)
+    assert len(sizes) <= 2  # the rows behind the last key alone are counted
+    copied.check()
+
+
+@pytest.mark.parametrize("after", [None, ("12000",)])
+def test_sampled_bounds_divide_evenly(tap: Tap, after: tuple[str, ...] | None) -> None:
+    """Each key is behind the last, at about the distance that was asked for: a fourth of the blocks is looked at."""
+    made = "create table shop.r (id int primary key, x text)"
+    tap.write(made, "insert into shop.r select i, repeat('x', 200) from generate_series(1, 60000) i")
+    tap.add("shop.r")
+    with tap.db.connect("su") as su, hold_snapshot(su, "q", ["shop.r"]) as holder:
+        table = describe_table(holder.connection, "q", "shop.r")
+        bounds = table.sampled_bounds(holder.connection, after, ("50000",), 5000)
+    keys = [int(key) for (key,) in bounds]
+    begin = 0 if after is None else int(after[0])
+    assert begin < keys[0]
+    assert keys[-1] <= 50000
+    assert len(keys) >= (50000 - begin) // 5000 - 1
+    assert all(1500 < later - earlier < 8500 for earlier, later in itertools.pairwise([begin, *keys]))
