@@ -82,7 +82,7 @@ class BatchApplier:
         self._beside = ApplyWorkers(state, apply_workers - 1 if fires == "nothing" else 0)
         # while tables are applied, as many are staged, and one more
         self._ahead = StagingAhead(source, self._target, apply_workers + 1)
-        # rows of the last batch, and of this one so far
+        # rows of the last batch, or as many as may come in the first, and of this one so far
         self._rows_before = self._rows_staged = 0
         self._letters = DeadLetters(self._target, state.name)
         self.tables = table_applier(state, policies, self._letters, fires)
@@ -151,11 +151,12 @@ class BatchApplier:
         with _placed(batch):
             self._empty([name for name, found in changes.tables.items() if found.truncated is not None])
         names = sorted(changes.tables)
+        self._stage_ahead(batch, names, changes, following)
         self._apply_beside(batch, names[1:], changes)
         for place, name in enumerate(names, 1):
             if name in self._beside.tables:
                 continue
-            self._begin_ahead = partial(self._stage_ahead, batch, names[place:], changes, following)
+            self._begin_ahead = partial(self._begin_others, batch, names[place:], changes, following)
             with _placed(batch):
                 applied += self._apply_table(batch, name, changes.tables[name])
         with _placed(batch):
@@ -214,6 +215,10 @@ class BatchApplier:
         self.reading.begin()
         self._following = None
         self._rows_before, self._rows_staged = self._rows_staged, 0
+
+    def expect(self, events: int) -> None:
+        """Have the first batch staged as one that comes after so many rows: these are unread."""
+        self._rows_staged = events
 
     def check_policies(self, tables: set[str]) -> None:
         """GdqError if an answer to conflicts names a table that the replica does not take."""
@@ -322,6 +327,13 @@ class BatchApplier:
         make_stage(self._target, table)
         return IN_STAGE
 
+    def _begin_others(
+        self, batch: Batch, names: Sequence[str], changes: BatchChanges, following: Callable[[], Batch | None]
+    ) -> None:
+        """Have the tables after the one that is staged now begun by threads and workers."""
+        self._stage_ahead(batch, names, changes, following)
+        self._apply_beside(batch, names, changes)
+
     def _stage_ahead(
         self, batch: Batch, names: Sequence[str], changes: BatchChanges, following: Callable[[], Batch | None]
     ) -> None:
@@ -335,7 +347,6 @@ class BatchApplier:
                 self._following = self._wanted_of(following)
             wanted += self._following
         self._ahead.begin(wanted)
-        self._apply_beside(batch, names, changes)
 
     def _wanted_of(self, following: Callable[[], Batch | None]) -> list[Wanted]:
         """What the first tables of the next batch want, whose own turn decides whether that was right.

@@ -14,9 +14,8 @@ from gdq.call import call
 from gdq.consumer import Consumer
 from gdq.typed.arrow import ArrowReader
 
-# A batch joins the changes of many ticks: a row that was changed several times is written once. The first one is
-# smaller, since the target has nothing to do until the source has added it up.
-FIRST_EVENTS, MAX_EVENTS = 50_000, 1_000_000
+# A batch joins the changes of many ticks: a row that was changed several times is written once.
+MAX_EVENTS = 1_000_000
 
 # Where no ticker runs, a replica takes a tick as soon as there are changes and it has nothing else to do.
 _TICK_SECONDS = 0.005
@@ -26,7 +25,7 @@ class ReplicaConsumer(Consumer):
     """The consumer of a replica, on the session that holds its batches. `rest` is called when it gets none any more."""
 
     def __init__(self, connection: Connection[Any], queue: str, consumer: str, rest: Callable[[], None]) -> None:
-        super().__init__(connection, queue, consumer, max_events=FIRST_EVENTS)
+        super().__init__(connection, queue, consumer, max_events=MAX_EVENTS)
         self._listener.lag = _TICK_SECONDS
         self._rest = rest
 

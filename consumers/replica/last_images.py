@@ -56,7 +56,7 @@ def last_images_sql(table: ReplicaTable, log_rows: str, after: int | None) -> st
     key = ", ".join(f"c{place}" for place, column in numbered if column.is_key)
     listed = ", ".join(f"c{place}" for place, _ in numbered)
     # only the last image of a key is given its form for the target
-    values = ", ".join(f"c{p}" if column.is_key else f"{column.logged(f'c{p}')} as c{p}" for p, column in numbered)
+    values = ", ".join(f"c{place}" if column.is_key else column.logged(f"c{place}") for place, column in numbered)
     # a row whose columns are all of the key is no other one if it was there before
     change = "came or was" if any(c.settable for _, c in numbered) else "came is distinct from was"
     return f"""select case when doubt then null else came end, {values}, came and was

@@ -285,8 +285,8 @@ class Replica:
 
         After `stop` some may be left out.
         """
-        consumer = self._consumer()
-        taken = source_tables(self.source, self.queue, self.name)
+        consumer, taken = self._consumer(), source_tables(self.source, self.queue, self.name)
+        self._applier.expect(consumer.unread_events or 0)
         there = {table.table_name: table for table in taken.values() if table.is_there}
         self._leave(self.state.names.keys() - taken.keys())
         self._leave(self.state.begun_names.keys() - {table.relid for table in there.values()})

@@ -32,8 +32,7 @@ select pg_terminate_backend(pid) from pg_stat_activity
 @pytest.fixture
 def items(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """A replica of two tables that has copied them, and makes a batch of every tick."""
-    for name in ("FIRST_EVENTS", "MAX_EVENTS"):
-        monkeypatch.setattr(f"gdq.consumers.replica.batches.{name}", 1)
+    monkeypatch.setattr("gdq.consumers.replica.batches.MAX_EVENTS", 1)
     monkeypatch.setattr("gdq.consumers.replica.batch_apply._AHEAD_ROWS", 1)
     for table in ("item", "detail"):
         pair.make(f"create table {table} (id int primary key, n int)")
@@ -151,10 +150,11 @@ def test_paused_while_it_reads_ahead(items: Pair) -> None:
     done = threading.Event()
     with items.source.connect("su") as source:
         with held_up(items, once=False, stop=done.is_set) as program:
+            until(lambda: source.execute(_AHEAD).rowcount == 2, "a session for either batch")
             items.run("select gdq.pause('shop', 'mirror')")
         try:
             until(lambda: program.told, "the pause told")
-            until(lambda: not source.execute(_AHEAD).rowcount, "the end of reading ahead")
+            until(lambda: source.execute(_AHEAD).rowcount == 1, "the end of reading ahead")
             assert items.rows(items.target, "item") == [("(1,0)",)]
             items.run("select gdq.resume('shop', 'mirror')")
             until(lambda: len(items.rows(items.target, "item")) == 2, "the second batch")

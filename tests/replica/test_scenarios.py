@@ -138,7 +138,7 @@ def test_scenarios(db: Database, empty_db: Database, seed: int | None, monkeypat
         stage.set_up()
         if seed is not None:
             stage.chance = random.Random(seed)
-            for name in ("batches.FIRST_EVENTS", "batches.MAX_EVENTS", "batch_apply._AHEAD_ROWS"):
+            for name in ("batches.MAX_EVENTS", "batch_apply._AHEAD_ROWS"):
                 monkeypatch.setattr(f"gdq.consumers.replica.{name}", 1)
 
         def replicate(**options: Any) -> None:

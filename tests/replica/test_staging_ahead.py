@@ -183,3 +183,29 @@ def test_staging_tables_are_kept(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     pair.same("a", "b", "c")
     with pair.target.connect("su") as su:
         assert su.execute(_STAGES).rowcount == 0
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_the_first_batch(pair: Pair, many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads stage all tables of the first batch if it is large; a small one is not worth their sessions."""
+    monkeypatch.setattr("gdq.consumers.replica.batch_apply._AHEAD_ROWS", 100 if many else 1000)
+    for name in ("a", "b"):
+        pair.make(f"create table {name} (id int primary key, n numeric)")
+    pair.capture("a", "b")
+    pair.apply()
+    pair.run(*(f"insert into {name} select i, i from generate_series(1, 100) i" for name in ("a", "b")))
+    taken = list[bool]()
+    take = StagingAhead.taken
+
+    def noted(ahead: StagingAhead, query: str) -> Any:
+        staged = take(ahead, query)
+        taken.append(staged is not None)
+        return staged
+
+    monkeypatch.setattr(StagingAhead, "taken", noted)
+    with Replica(pair.source.dsn, pair.target.su_dsn, "shop", "mirror") as replica:
+        list(replica.run())
+        with pair.source.connect("su") as su:
+            assert (su.execute(_AHEAD).rowcount > 0) is many
+    assert taken == [many, many]
+    pair.same("a", "b")
