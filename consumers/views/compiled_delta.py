@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gdq.consumers.views.change_source import LogColumn, LoggedRows
+from gdq.consumers.views.change_source import LogColumn, LoggedRows, stored_images
 from gdq.consumers.views.few_statement import FEW, FEW_BYTES, Netted
 from gdq.consumers.views.netting import netted_images_sql
 from gdq.plan.table import WEIGHT_COLUMN, UsedTable
@@ -52,24 +52,32 @@ class CompiledDelta:
 
     def _selected(self, segments: Sequence[int]) -> str:
         """The same from these segments."""
-        values = [f"d.{quote(name)}" for name in (*self.table.logged, WEIGHT_COLUMN)]
-        long = [f"d.{quote(name)}" for name in self.table.logged if not self._logged[name].is_short]
-        size = " + ".join(f"coalesce(pg_catalog.pg_column_size({value}), 0)" for value in long)
-        small = f"coalesce(sum({size}), 0) <= gdq_most * {FEW_BYTES // FEW}" if long else "true"
         arrays = ", ".join(
-            f"pg_catalog.array_agg({value}::{kind}) as a{place}"
-            for place, (value, (_, kind)) in enumerate(zip(values, self.variables, strict=True))
+            f"pg_catalog.array_agg(d.{quote(name)}::{kind}) as a{place}"
+            for place, (name, (_, kind)) in enumerate(
+                zip([*self.table.logged, WEIGHT_COLUMN], self.variables, strict=True)
+            )
         )
         parts = " union all ".join(self.parts[segment] for segment in segments)
         select = parts.replace("$1", "gdq_xmax").replace("$2", "gdq_running")
         # what a wide log row has besides is not read
         images = [column.image(new) for column in self.columns for new in (False, True)]
         read = ", ".join(["ev_op", *dict.fromkeys(quote(name) for name in images if name)])
-        rows = LoggedRows("select * from gdq_r", self.columns)
-        net = netted_images_sql(self.table, rows.images, exact=rows.is_exact(self.table.logged))
-        return f"""with gdq_r as materialized (select {read} from ({select}) as r limit gdq_most + 1),
-         gdq_s as materialized (select count(*) as n from gdq_r),
-         gdq_n as materialized (select * from ({net}) as d where (select n from gdq_s) <= gdq_most),
+        exact = LoggedRows("", self.columns).is_exact(self.table.logged)
+        net = netted_images_sql(self.table, stored_images("gdq_r", self.columns), exact=exact)
+        rows = f"""with gdq_r as materialized (select {read} from ({select}) as r limit gdq_most + 1),
+         gdq_s as materialized (select count(*) as n from gdq_r),"""
+        few = f"select * from ({net}) as d where (select n from gdq_s) <= gdq_most"
+        long = [f"d.{quote(name)}" for name in self.table.logged if not self._logged[name].is_short]
+        if not long:
+            # nothing has to be weighed first, so the netted rows are not stored
+            return f"""{rows}
+         gdq_n as ({few})
+    select (select n from gdq_s), count(*), true, {arrays} from gdq_n as d"""
+        size = " + ".join(f"coalesce(pg_catalog.pg_column_size({value}), 0)" for value in long)
+        small = f"coalesce(sum({size}), 0) <= gdq_most * {FEW_BYTES // FEW}"
+        return f"""{rows}
+         gdq_n as materialized ({few}),
          gdq_z as (select count(*) as n, {small} as small from gdq_n as d),
          gdq_a as (select {arrays} from gdq_n as d where (select small from gdq_z))
     select (select n from gdq_s), gdq_z.n, gdq_z.small, gdq_a.*
