@@ -45,9 +45,9 @@ _TABLES = (
 )
 _QUERY = """select c.country, count(*) as sales, sum(s.amount) as amount
               from app.sale s join app.customer c on c.id = s.customer group by c.country"""
-# Spread over the table, found by its key.
+# So many rows that are spread over the table, found by their key.
 _CHANGE = """update app.sale set amount = amount + 1
-              where id = any (array(select {1} + i * {2} from generate_series(1, {0}) i))"""
+              where id = any (array(select 1 + ({1} + i * ({2} / {0})) % {2} from generate_series(1, {0}) i))"""
 
 PAGE = """\
 # Benchmark beside pg_ivm
@@ -147,10 +147,12 @@ def _opened(server: EmbeddedServer, stack: ExitStack, name: str) -> _Side:
 
 
 def _turn(side: _Side, rows: int, number: int) -> Mapping[str, float]:
-    statement = _CHANGE.format(rows, number, _SALES // rows - 1).encode()
+    statement = _CHANGE.format(rows, number, _SALES).encode()
     start = time.perf_counter()
-    side.writer.execute(statement)
+    changed = side.writer.execute(statement).rowcount
     written = time.perf_counter()
+    if changed != rows:
+        raise BenchError(f"the statement changed {changed} rows, not {rows}")
     if side.refresh is None:
         return {"writer": (written - start) * 1000}
     side.refresh()

@@ -211,6 +211,17 @@ def weighted_log_rows(rows: str, columns: Sequence[LogColumn]) -> str:
     )
 
 
+def stored_images(rows: str, columns: Sequence[LogColumn]) -> str:
+    """The same of the relation `rows`, if it is stored: to read it twice takes less than to decide at each row."""
+    sides = []
+    for weight, new, ops in ((-1, False, OLD_OPS), (1, True, NEW_OPS)):
+        images = [f", {_typed(c, new)} as {quote(c.name)}" for c in columns if c.image(new=True)]
+        sides.append(
+            f"select {weight} as {quote(WEIGHT_COLUMN)}{''.join(images)} from {rows} as d where d.ev_op in {ops}"
+        )
+    return f"({' union all '.join(sides)})"
+
+
 def _typed(column: LogColumn, new: bool) -> str:
     collate = f" collate {column.collation}" if column.collation else ""
     return f"(d.{quote(column.image(new) or '')})::{column.type}{collate}"

@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection
 
-from gdq.consumers.views.change_source import LoggedRows, log_columns_of
+from gdq.consumers.views.change_source import log_columns_of
 from gdq.consumers.views.compiled_delta import CompiledDelta
 from gdq.consumers.views.compiled_steps import CompiledSteps, NotCompiledError, raise_statement
 from gdq.consumers.views.few_statement import FEW, ROWS_MAX, Netted
@@ -36,7 +36,7 @@ _SETS_MAX = 40
 
 _ARGUMENTS = {"gdq_xmax": "bigint", "gdq_running": "bigint[]", "gdq_most": "bigint", "gdq_rows_max": "bigint"}
 
-_LATER = "select rows_sql, segments::bigint[] from gdq.later_rows_sql(%s, %s::regclass)"
+_LATER = "select segment::bigint, rows_sql from gdq.later_rows_sql(%s, %s::regclass)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +175,10 @@ end"""
         table, view = self.plan.tables[number - 1], self.view
         names = [schema.qualified for schema in self.plan.schemas]
         name = view.tables[names.index(table.name)]
-        select, segments = self.connection.execute(_LATER, [view.queue_name, name]).fetchone() or ("", [])
+        parts = dict(self.connection.execute(_LATER, [view.queue_name, name]).fetchall())
         found = log_columns_of(self.connection, view.queue_name, [name])[name]
         logged = tuple(column for column in found if column.name in table.logged)
-        return CompiledDelta(number, table, LoggedRows(str(select), logged), segments)
+        return CompiledDelta(number, table, logged, parts)
 
 
 @dataclass(frozen=True, slots=True)

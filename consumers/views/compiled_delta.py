@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gdq.consumers.views.change_source import LogColumn, LoggedRows
+from gdq.consumers.views.change_source import LogColumn, LoggedRows, stored_images
 from gdq.consumers.views.few_statement import FEW, FEW_BYTES, Netted
 from gdq.consumers.views.netting import netted_images_sql
 from gdq.plan.table import WEIGHT_COLUMN, UsedTable
@@ -14,16 +14,19 @@ from gdq.sql_text import quote
 
 @dataclass(frozen=True, slots=True)
 class CompiledDelta:
-    """The changes of one table: the log rows of all `segments`, and the variables that get their netted columns."""
+    """The changes of one table: the log rows of all segments, and the variables that get their netted columns.
+
+    `parts`: the SELECT of the rows of each segment, by the segment.
+    """
 
     number: int
     table: UsedTable
-    rows: LoggedRows
-    segments: Sequence[int]
+    columns: tuple[LogColumn, ...]
+    parts: Mapping[int, str]
 
     @property
     def _logged(self) -> Mapping[str, LogColumn]:
-        return {column.name: column for column in self.rows.columns}
+        return {column.name: column for column in self.columns}
 
     @property
     def is_logged(self) -> bool:
@@ -45,23 +48,36 @@ class CompiledDelta:
     @property
     def select(self) -> str:
         """SELECT of one row: the changes in the log, the netted ones, are these small, and values for the variables."""
-        values = [f"d.{quote(name)}" for name in (*self.table.logged, WEIGHT_COLUMN)]
-        long = [f"d.{quote(name)}" for name in self.table.logged if not self._logged[name].is_short]
-        size = " + ".join(f"coalesce(pg_catalog.pg_column_size({value}), 0)" for value in long)
-        small = f"coalesce(sum({size}), 0) <= gdq_most * {FEW_BYTES // FEW}" if long else "true"
+        return self._selected([*self.parts])
+
+    def _selected(self, segments: Sequence[int]) -> str:
+        """The same from these segments."""
         arrays = ", ".join(
-            f"pg_catalog.array_agg({value}::{kind}) as a{place}"
-            for place, (value, (_, kind)) in enumerate(zip(values, self.variables, strict=True))
+            f"pg_catalog.array_agg(d.{quote(name)}::{kind}) as a{place}"
+            for place, (name, (_, kind)) in enumerate(
+                zip([*self.table.logged, WEIGHT_COLUMN], self.variables, strict=True)
+            )
         )
-        select = self.rows.select.replace("$1", "gdq_xmax").replace("$2", "gdq_running")
+        parts = " union all ".join(self.parts[segment] for segment in segments)
+        select = parts.replace("$1", "gdq_xmax").replace("$2", "gdq_running")
         # what a wide log row has besides is not read
-        images = [column.image(new) for column in self.rows.columns for new in (False, True)]
+        images = [column.image(new) for column in self.columns for new in (False, True)]
         read = ", ".join(["ev_op", *dict.fromkeys(quote(name) for name in images if name)])
-        rows = LoggedRows("select * from gdq_r", self.rows.columns)
-        net = netted_images_sql(self.table, rows.images, exact=rows.is_exact(self.table.logged))
-        return f"""with gdq_r as materialized (select {read} from ({select}) as r limit gdq_most + 1),
-         gdq_s as materialized (select count(*) as n from gdq_r),
-         gdq_n as materialized (select * from ({net}) as d where (select n from gdq_s) <= gdq_most),
+        exact = LoggedRows("", self.columns).is_exact(self.table.logged)
+        net = netted_images_sql(self.table, stored_images("gdq_r", self.columns), exact=exact)
+        rows = f"""with gdq_r as materialized (select {read} from ({select}) as r limit gdq_most + 1),
+         gdq_s as materialized (select count(*) as n from gdq_r),"""
+        few = f"select * from ({net}) as d where (select n from gdq_s) <= gdq_most"
+        long = [f"d.{quote(name)}" for name in self.table.logged if not self._logged[name].is_short]
+        if not long:
+            # nothing has to be weighed first, so the netted rows are not stored
+            return f"""{rows}
+         gdq_n as ({few})
+    select (select n from gdq_s), count(*), true, {arrays} from gdq_n as d"""
+        size = " + ".join(f"coalesce(pg_catalog.pg_column_size({value}), 0)" for value in long)
+        small = f"coalesce(sum({size}), 0) <= gdq_most * {FEW_BYTES // FEW}"
+        return f"""{rows}
+         gdq_n as materialized ({few}),
          gdq_z as (select count(*) as n, {small} as small from gdq_n as d),
          gdq_a as (select {arrays} from gdq_n as d where (select small from gdq_z))
     select (select n from gdq_s), gdq_z.n, gdq_z.small, gdq_a.*
@@ -69,10 +85,19 @@ class CompiledDelta:
 
     def netting(self, bit: int) -> str:
         """Statements that fill the variables and set this bit of gdq_changed; many changes end the function."""
-        names, listed = [name for name, _ in self.variables], "{" + ",".join(map(str, self.segments)) + "}"
+        into = f"into gdq_seen, gdq_net, gdq_small, {', '.join(name for name, _ in self.variables)}"
+        # mostly one segment has changes: a statement that names others opens them too, which takes longer than ten rows
+        alone = "".join(
+            f"\n    elsif not gdq_segments && {_oids(other for other in self.parts if other != one)} then"
+            f"\n      {self._selected([one])} {into};"
+            for one in (self.parts if len(self.parts) > 1 else ())
+        )
         return f"""
-  if gdq_segments && '{listed}'::oid[] then
-    {self.select} into gdq_seen, gdq_net, gdq_small, {", ".join(names)};
+  if gdq_segments && {_oids(self.parts)} then
+    if false then{alone}
+    else
+      {self.select} {into};
+    end if;
     gdq_all := gdq_all + gdq_seen;
     if gdq_seen > gdq_most or not gdq_small then
       return;
@@ -81,3 +106,7 @@ class CompiledDelta:
       gdq_netted := gdq_netted + gdq_net;
     end if;
   end if;"""
+
+
+def _oids(segments: Iterable[int]) -> str:
+    return f"'{{{','.join(map(str, segments))}}}'::oid[]"

@@ -12,6 +12,7 @@ declare
   names text[] := array[view];
   name_of text;
   known record;
+  waited boolean;
 begin
   if view is null then
     names := array(select v.view_name from gdq.view v join gdq.view_group g using (group_id)
@@ -54,10 +55,11 @@ begin
     if known.paused then
       perform gdq.refuse_paused(known.queue_id);
     end if;
-    if waits then
+    waited := waits and not pg_try_advisory_xact_lock(gdq.lock_key('view', compiled.view_id::oid));
+    if waited then
       perform gdq.lock_view(name_of, true);
     end if;
-    if waits or known.intact is not true then
+    if waited or known.intact is not true then
       -- what was lost or not captured is noted now; the refresh sees that it was
       perform gdq.is_intact(name_of);
     end if;
