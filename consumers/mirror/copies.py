@@ -12,6 +12,7 @@ from psycopg import Connection
 from gdq.conninfo import connect, conninfo_from
 from gdq.consumers.copy.chunk_step import record_tick
 from gdq.consumers.mirror.chunked_load import ChunkedLoad, loads_in_chunks
+from gdq.consumers.mirror.load_folder import LoadFolder
 from gdq.consumers.mirror.table import CopiedRows, MirrorTable
 from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.source_tables import SourceTable, source_tables
@@ -39,7 +40,7 @@ class Copies:
     queue: str
     name: str
     describe: Callable[[SourceTable], MirrorTable]
-    folder: str | None
+    folder: LoadFolder | None
     tell: Callable[[str], None]
 
     @contextmanager
@@ -66,7 +67,7 @@ class Copies:
             yield TableCopy(table, copy.snapshot, position, lambda: table.rows(copy.connection))
 
     @contextmanager
-    def _in_chunks(self, folder: str, captured: SourceTable, stop: Callable[[], bool]) -> Iterator[TableCopy]:
+    def _in_chunks(self, folder: LoadFolder, captured: SourceTable, stop: Callable[[], bool]) -> Iterator[TableCopy]:
         table = self.describe(captured)
         name = f"gdq:{self.queue}/{self.name}"
         with connect(conninfo_from(self.source), application_name=name, autocommit=True) as reader:

@@ -25,15 +25,15 @@ from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.mirror.batch_changes import CopyAgain, TableEvents, TableLog, log_rows, table_events
 from gdq.consumers.mirror.choice import TableChoice, mirror_target, table_lake_name
-from gdq.consumers.mirror.chunked_load import Stopped, load_folder, remove_load
+from gdq.consumers.mirror.chunked_load import Stopped
 from gdq.consumers.mirror.copies import Copies
 from gdq.consumers.mirror.current import CurrentRows
 from gdq.consumers.mirror.evolution import ColumnPolicy, bring_in_line, make_ready
 from gdq.consumers.mirror.feed import ChangeFeed
+from gdq.consumers.mirror.load_folder import LoadFolders
 from gdq.consumers.mirror.row_versions import RowVersions
-from gdq.consumers.mirror.state import History, MirrorState
+from gdq.consumers.mirror.state import History, MirrorState, mirror_mark
 from gdq.consumers.mirror.table import CopyTarget, MirrorTable, TooManyChanges, describe_table, history_of
-from gdq.consumers.replica.origin import origin_of
 from gdq.consumers.replica.pause import PauseWatch
 from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.source_tables import (
@@ -124,8 +124,9 @@ class Mirror:
             self.source = stack.enter_context(connect(source, application_name=f"gdq:{queue}/{name}", autocommit=True))
             apply_settings(self.source)
             self._choice = TableChoice.parse(self.source, words)
-            self._mark = f"{origin_of(self.source)}/{queue}/{name}"
+            self._mark = mirror_mark(self.source, queue, name)
             self._state = MirrorState(self.source, queue, name)
+            self._loads, self._loads_left = LoadFolders(self.target, self._mark), True
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -241,7 +242,15 @@ class Mirror:
                 self._kept[table.relid] = self._opened(table, stop)
             except Stopped:
                 return False
+            except (GdqError, psycopg.errors.UndefinedObject):
+                if not self._state.load():  # the mirror was dropped meanwhile
+                    self._loads.remove_all()
+                raise
             self._again.discard(table.table_name)
+        if self._loads_left:
+            # also those of tables that were dropped, renamed or made small in the midst of their load
+            self._loads.remove_all()
+            self._loads_left = False
         return True
 
     def _pass_over(self, tables: set[str], taken: dict[int, SourceTable]) -> None:
@@ -271,8 +280,6 @@ class Mirror:
             if ready is not None:
                 if ready[1] != stored:
                     self._tell(f"{name}: has other columns, which its lake table has got")
-                if (left := load_folder(place, self._mark)) is not None:
-                    remove_load(left)
                 return _Kept(ready[0], lake, ready[1])
         return self._copied(captured, lake, state, stop)
 
@@ -287,7 +294,9 @@ class Mirror:
         started, name = time.monotonic(), captured.table_name
         require_capture(self.source, self.queue, [name])
         place = table_lake_name(self.target, name)
-        copies = Copies(self.source, self.queue, self.name, self._described, load_folder(place, self._mark), self._tell)
+        folder = self._loads.of(place, lake)
+        copies = Copies(self.source, self.queue, self.name, self._described, folder, self._tell)
+        self._loads_left = True
         with copies.rows(captured, stop) as copy:
             table, stored = make_ready(copy.table, lake, state, self._form.own, self._policy)
             new = StoredPosition(self._mark, str(place), table.plan, copy.position)
@@ -295,10 +304,8 @@ class Mirror:
             lake.commit(change, stored, new)
         try:
             resynced(self.source, self.queue, self.name, str(captured.relid), copy.snapshot)
-        except (
-            ResyncRequired,
-            TruncatedPosition,
-        ):  # capture missed changes after the copy, or somebody moved the consumer
+        except (ResyncRequired, TruncatedPosition):
+            # capture missed changes after the copy, or somebody moved the consumer
             raise CopyAgain(name) from None
         self._tell(f"{name}: copied in {time.monotonic() - started:.1f} s")
         return _Kept(table, lake, new)

@@ -136,7 +136,7 @@ def mirrors_command(shape: Shape, dsn: str | None) -> None:
 @click.argument("name")
 @base.dsn_option
 def drop_mirror_command(queue: str, name: str, dsn: str | None) -> None:
-    """Delete a mirror and its consumer. The tables in the lake stay."""
+    """Delete a mirror and its consumer, with the files of a load that is not done. The tables in the lake stay."""
     with base.command_session(dsn, autocommit=True) as connection:
-        known = drop_mirror(connection, queue, name)
+        known = drop_mirror(connection, queue, name, base.talk)
     base.talk(f"dropped mirror {name} of {queue}" if known else f"already gone: mirror {name} of {queue}")
