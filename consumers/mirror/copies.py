@@ -21,12 +21,16 @@ from gdq.table_copy import copy_table
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """A table, and its rows as of a snapshot, which is a tick of the queue at `position`."""
+    """A table, and its rows as of a snapshot, which is a tick of the queue at `position`.
+
+    `exported`: a session that holds the snapshot, and the name of it for other sessions; None if nobody holds it.
+    """
 
     table: MirrorTable
     snapshot: str
     position: str
     rows: CopiedRows
+    exported: tuple[Connection[Any], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ class Copies:
             captured = source_tables(self.source, self.queue, self.name).get(captured.relid, captured)
             table = self.describe(captured)
             position = record_tick(self.source, self.queue, copy.snapshot)
-            yield TableCopy(table, copy.snapshot, position, lambda: table.rows(copy.connection))
+            exported = (copy.connection, copy.exported)
+            yield TableCopy(table, copy.snapshot, position, lambda: table.rows(copy.connection), exported)
 
     @contextmanager
     def _in_chunks(self, folder: LoadFolder, captured: SourceTable, stop: Callable[[], bool]) -> Iterator[TableCopy]:
