@@ -135,6 +135,13 @@ class IcebergLake(OwnedLakeTable):
                 if expire_snapshots(table, keep):
                     remove_unused_files(table.refresh(), keep, _system)
 
+    def beside(self) -> tuple[fs.FileSystem, str] | None:
+        where = self.name.iceberg[0]
+        if where.startswith("/"):
+            return super().beside()
+        with _named_catalog(where) as catalog:
+            return _warehouse(catalog)
+
     def drop(self) -> None:
         with self.opened() as (catalog, table):
             if catalog is not None and table is not None:
@@ -276,6 +283,15 @@ def _named_catalog(name: str) -> Catalog:
         return catalog
     catalog.close()
     return load_catalog(name, **{f"s3.{key}": value for key, value in lacking.items()})
+
+
+def _warehouse(catalog: Catalog) -> tuple[fs.FileSystem, str] | None:
+    """The folder that a catalog has its tables in; None if its server gives each table a place, and the right to it."""
+    warehouse = catalog.properties.get("warehouse", "")
+    if not warehouse or not isinstance(catalog, MetastoreCatalog):
+        return None
+    scheme, host, path = PyArrowFileIO.parse_location(warehouse)
+    return PyArrowFileIO(catalog.properties).fs_by_scheme(scheme, host), path.rstrip("/")
 
 
 def _reach_warehouse(catalog: Catalog) -> None:

@@ -18,6 +18,7 @@ from gdq.view.lake_name import LakeName
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow import fs
 
     from gdq.consumers.lake.columns import EvolvedColumn
     from gdq.consumers.lake.files import ArrowDifference
@@ -71,6 +72,10 @@ class _OneLineErrors:
     def expire(self, keep: float) -> None:
         with self._errors():
             self.lake.expire(keep)
+
+    def beside(self) -> tuple[fs.FileSystem, str] | None:
+        with self._errors():
+            return self.lake.beside()
 
     def drop(self) -> None:
         with self._errors():

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import ForeignTarget, GdqError, RefreshConflict
+from gdq.object_store import find_system
 from gdq.view.lake_name import LakeName
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow import fs
 
     from gdq.consumers.lake.columns import EvolvedColumn
     from gdq.consumers.lake.files import ArrowDifference
@@ -65,6 +67,9 @@ class LakeTable(Protocol):
         Only the owner of a whole table may: somebody else's writer might be at work.
         """
 
+    def beside(self) -> tuple[fs.FileSystem, str] | None:
+        """A folder for files that are no table's, beside the table; None if the table's catalog does not say where."""
+
     def drop(self) -> None:
         """Remove the table if it exists; ForeignTarget if it is not this view's."""
 
@@ -100,6 +105,11 @@ class OwnedLakeTable:
             with suppress(taken):
                 return attempt()
         raise RefreshConflict(f"others have committed to {self.name} {_TRIES} times in between")
+
+    def beside(self) -> tuple[fs.FileSystem, str] | None:
+        """As LakeTable.beside()."""
+        system, path = find_system(self.name.place)
+        return system, path.rpartition("/")[0]
 
     def lost(self, why: str) -> TargetState:
         """The state of a table whose position is lost."""

@@ -12,7 +12,7 @@ from psycopg import Connection
 
 from gdq.call import scalar
 from gdq.errors import GdqError
-from gdq.view.lake_name import LakeName, lake_name
+from gdq.view.lake_name import LakeKind, LakeName, lake_name
 
 # What stands between the schema and the table in the name of a lake table, or would lead to another folder.
 _NOT_IN_NAMES = set("./\\\n")
@@ -72,6 +72,13 @@ def table_lake_name(target: str, table: str) -> LakeName:
     found = lake_name(f"{target}/{schema}.{name}")
     assert found is not None
     return found
+
+
+def mirror_kind(target: str) -> LakeKind:
+    """The format of the tables of a target."""
+    found = lake_name(f"{target}/schema.table")
+    assert found is not None
+    return found.kind
 
 
 def mirror_target(text: str) -> str:

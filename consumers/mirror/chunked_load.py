@@ -8,11 +8,9 @@ mirror that was killed goes on from there, and deletes what it does not name.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -29,15 +27,14 @@ from gdq.consumers.copy.chunk_table import ChunkTable, describe_table
 from gdq.consumers.copy.leader import COPY_SETTINGS
 from gdq.consumers.lake.files import ArrowDifference, DataFile, DataFileWriter, remove_data_files, rewrite_data_files
 from gdq.consumers.mirror.batch_changes import CopyAgain, TableEvents, log_rows, table_events
+from gdq.consumers.mirror.load_folder import LoadFolder
 from gdq.consumers.mirror.table import MirrorTable, TooManyChanges, net_images, with_weight
 from gdq.consumers.replica.copy_sizes import table_sizes
 from gdq.consumers.replica.source_tables import SourceTable, require_capture, source_tables
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.snapshot_holder import SnapshotHolder, hold_snapshot
 from gdq.errors import DivergedPosition, EraEnded, GdqError, TruncatedPosition
-from gdq.object_store import find_system
 from gdq.sql_text import raw
-from gdq.view.lake_name import LakeName
 
 # A table of fewer bytes is copied at one snapshot: that takes less than half a minute on a slow machine.
 LARGE_BYTES = 512 * 2**20
@@ -49,7 +46,7 @@ _CHUNK_SECONDS = 5.0
 _FOLD_ROWS = 500_000
 _MAX_CHANGES = 5_000_000
 
-_FOLDER, _PROGRESS = "_gdq_load", "progress.json"
+_PROGRESS = "progress.json"
 
 
 class Stopped(Exception):  # noqa: N818 (a signal)
@@ -88,21 +85,6 @@ class _Progress:
         return sum(rows for _, _, rows in self.changes)
 
 
-def load_folder(name: LakeName, mark: str) -> str | None:
-    """Where the files of a table's load are, by the mirror's mark; None for a catalog that is no folder."""
-    parent, _, table = name.place.rpartition("/")
-    if "/" not in parent:
-        return None
-    return f"{parent}/{_FOLDER}/{table}-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
-
-
-def remove_load(place: str) -> None:
-    """Delete the files of a load, if there are any."""
-    system, folder = find_system(place)
-    with suppress(FileNotFoundError):
-        system.delete_dir(folder)
-
-
 def loads_in_chunks(source: Connection[Any], queue: str, captured: SourceTable) -> bool:
     """True if a table is large and has a key that divides it."""
     if table_sizes(source, [captured.relid])[captured.relid].bytes <= LARGE_BYTES:
@@ -115,7 +97,7 @@ def loads_in_chunks(source: Connection[Any], queue: str, captured: SourceTable) 
 
 @dataclass(slots=True)
 class ChunkedLoad:
-    """The load of a captured table of `queue` for the mirror `name`; its files are in the folder `place`.
+    """The load of a captured table of `queue` for the mirror `name`; its files are in `place`.
 
     `reader`: a session that serves no other purpose.
     """
@@ -125,7 +107,7 @@ class ChunkedLoad:
     queue: str
     name: str
     table: MirrorTable
-    place: str
+    place: LoadFolder
     tell: Callable[[str], None]
     _progress: _Progress = field(init=False)
     _system: fs.FileSystem = field(init=False)
@@ -133,7 +115,7 @@ class ChunkedLoad:
     _size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._system, self._folder = find_system(self.place)
+        self._system, self._folder = self.place.system, self.place.path
         self._size = FIRST_ROWS
         self._progress = _Progress("")
 
@@ -178,7 +160,7 @@ class ChunkedLoad:
 
     def clear(self) -> None:
         """Delete the load's files."""
-        remove_load(self.place)
+        self.place.remove()
         self._progress = _Progress("")
 
     def _begin(self) -> None:

@@ -12,6 +12,7 @@ from psycopg import Connection
 from gdq.conninfo import connect, conninfo_from
 from gdq.consumers.copy.chunk_step import record_tick
 from gdq.consumers.mirror.chunked_load import ChunkedLoad, loads_in_chunks
+from gdq.consumers.mirror.load_folder import LoadFolder
 from gdq.consumers.mirror.table import CopiedRows, MirrorTable
 from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.source_tables import SourceTable, source_tables
@@ -20,12 +21,16 @@ from gdq.table_copy import copy_table
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """A table, and its rows as of a snapshot, which is a tick of the queue at `position`."""
+    """A table, and its rows as of a snapshot, which is a tick of the queue at `position`.
+
+    `exported`: a session that holds the snapshot, and the name of it for other sessions; None if nobody holds it.
+    """
 
     table: MirrorTable
     snapshot: str
     position: str
     rows: CopiedRows
+    exported: tuple[Connection[Any], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class Copies:
     queue: str
     name: str
     describe: Callable[[SourceTable], MirrorTable]
-    folder: str | None
+    folder: LoadFolder | None
     tell: Callable[[str], None]
 
     @contextmanager
@@ -63,10 +68,11 @@ class Copies:
             captured = source_tables(self.source, self.queue, self.name).get(captured.relid, captured)
             table = self.describe(captured)
             position = record_tick(self.source, self.queue, copy.snapshot)
-            yield TableCopy(table, copy.snapshot, position, lambda: table.rows(copy.connection))
+            exported = (copy.connection, copy.exported)
+            yield TableCopy(table, copy.snapshot, position, lambda: table.rows(copy.connection), exported)
 
     @contextmanager
-    def _in_chunks(self, folder: str, captured: SourceTable, stop: Callable[[], bool]) -> Iterator[TableCopy]:
+    def _in_chunks(self, folder: LoadFolder, captured: SourceTable, stop: Callable[[], bool]) -> Iterator[TableCopy]:
         table = self.describe(captured)
         name = f"gdq:{self.queue}/{self.name}"
         with connect(conninfo_from(self.source), application_name=name, autocommit=True) as reader:

@@ -13,27 +13,28 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import psycopg
 
 from gdq.batch import Batch
-from gdq.call import call, scalar
+from gdq.call import scalar
 from gdq.conninfo import connect
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, set_tables
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.table import LakeTable
-from gdq.consumers.mirror.batch_changes import CopyAgain, TableEvents, TableLog, log_rows, table_events
-from gdq.consumers.mirror.choice import TableChoice, mirror_target, table_lake_name
-from gdq.consumers.mirror.chunked_load import Stopped, load_folder, remove_load
-from gdq.consumers.mirror.copies import Copies
+from gdq.consumers.mirror.batch_changes import CopyAgain, TableLog
+from gdq.consumers.mirror.batch_reader import BatchReader, KeptTable
+from gdq.consumers.mirror.choice import TableChoice, mirror_kind, mirror_target, table_lake_name
+from gdq.consumers.mirror.chunked_load import Stopped
+from gdq.consumers.mirror.copies import Copies, TableCopy
 from gdq.consumers.mirror.current import CurrentRows
 from gdq.consumers.mirror.evolution import ColumnPolicy, bring_in_line, make_ready
 from gdq.consumers.mirror.feed import ChangeFeed
+from gdq.consumers.mirror.load_folder import LoadFolders
 from gdq.consumers.mirror.row_versions import RowVersions
-from gdq.consumers.mirror.state import History, MirrorState
-from gdq.consumers.mirror.table import CopyTarget, MirrorTable, TooManyChanges, describe_table, history_of
-from gdq.consumers.replica.origin import origin_of
+from gdq.consumers.mirror.state import History, MirrorState, mirror_mark
+from gdq.consumers.mirror.table import CopyTarget, LakeMove, MirrorTable, TooManyChanges, describe_table, history_of
 from gdq.consumers.replica.pause import PauseWatch
 from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.source_tables import (
@@ -43,14 +44,16 @@ from gdq.consumers.replica.source_tables import (
     require_capture,
     source_tables,
 )
-from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
-from gdq.errors import DivergedPosition, EraEnded, GdqError, ResyncRequired, TruncatedPosition
+from gdq.errors import GdqError, ResyncRequired, TruncatedPosition
+from gdq.extra import extra_named
 from gdq.queue import table_info
-from gdq.source import Position
 from gdq.table_copy import resynced
 from gdq.typed.batch_rows import may_read_logs
+
+if TYPE_CHECKING:
+    from gdq.consumers.mirror.spark_tables import SparkTables
 
 # A commit costs the lake a file for each table: a batch joins the changes of many ticks.
 MAX_EVENTS = 500_000
@@ -75,16 +78,6 @@ class MirroredBatch:
     seconds: float
 
 
-@dataclass(slots=True)
-class _Kept:
-    """A table that is mirrored, with its lake table, the position that this stands at, and the commits of this run."""
-
-    table: MirrorTable
-    lake: LakeTable
-    stored: StoredPosition
-    commits: int = 0
-
-
 class Mirror:
     """Keeps the captured tables of a queue that `words` choose as lake tables of `target`; close it by `with`.
 
@@ -94,6 +87,7 @@ class Mirror:
     `words`: tables, `schema.table`, and schemas, whose later tables are mirrored too. `history`:
     what each lake table is, instead of the table as it is: "feed", its change feed, or "scd2", the
     versions of its rows. `columns`: the policy for columns that change, as words like "dropped=keep".
+    `spark`: have Spark copy large tables and apply their changes; of tables as they are, in Delta or Iceberg.
     `keep`: how old versions of lake tables get; None: an hour for Parquet, else a week.
     `tell` gets a line for each copy.
     """
@@ -109,6 +103,7 @@ class Mirror:
         history: History | None = None,
         columns: Sequence[str] = (),
         keep: timedelta | None = None,
+        spark: bool = False,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.queue = queue
@@ -119,13 +114,16 @@ class Mirror:
         self._keep = _KEEP[self.target.partition(":")[0]] if keep is None else keep.total_seconds()
         self._policy = ColumnPolicy.parse(columns, history)
         self._again: set[str] = set()
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, KeptTable] = {}
         with ExitStack() as stack:
             self.source = stack.enter_context(connect(source, application_name=f"gdq:{queue}/{name}", autocommit=True))
             apply_settings(self.source)
             self._choice = TableChoice.parse(self.source, words)
-            self._mark = f"{origin_of(self.source)}/{queue}/{name}"
+            self._mark = mirror_mark(self.source, queue, name)
             self._state = MirrorState(self.source, queue, name)
+            self._reader = BatchReader(self.source, queue, name, self._state, tell)
+            self._spark = self._started(stack, source) if spark else None
+            self._loads, self._loads_left = LoadFolders(self.target, self._mark), True
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -168,6 +166,17 @@ class Mirror:
                 goes_on = not stop()
             else:
                 goes_on = not stop() and (news.found or not once)
+
+    def _started(self, stack: ExitStack, given: str | None) -> SparkTables:
+        kind = mirror_kind(self.target)
+        if kind == "parquet" or self._form.history is not None:
+            raise GdqError("Spark mirrors tables as they are, in Delta or Iceberg", hint="Leave out --engine spark.")
+        with extra_named():
+            from gdq.consumers.mirror.spark_tables import SparkTables  # noqa: PLC0415 (half a gigabyte of package)
+
+        spark = SparkTables(self.source, given, self.queue, f"mirror {self.name}", kind)
+        stack.callback(spark.close)
+        return spark
 
     def _waits_for(self, error: Exception, taken: dict[int, SourceTable], *, once: bool) -> bool:
         """True if another attempt will do after an error, which it may be too early for."""
@@ -241,7 +250,15 @@ class Mirror:
                 self._kept[table.relid] = self._opened(table, stop)
             except Stopped:
                 return False
+            except (GdqError, psycopg.errors.UndefinedObject):
+                if not self._state.load():  # the mirror was dropped meanwhile
+                    self._loads.remove_all()
+                raise
             self._again.discard(table.table_name)
+        if self._loads_left:
+            # also those of tables that were dropped, renamed or made small in the midst of their load
+            self._loads.remove_all()
+            self._loads_left = False
         return True
 
     def _pass_over(self, tables: set[str], taken: dict[int, SourceTable]) -> None:
@@ -251,12 +268,14 @@ class Mirror:
             now = scalar(self.source, "select pg_catalog.pg_current_snapshot()::text")
             resynced(self.source, self.queue, self.name, lost, now)
 
-    def _opened(self, captured: SourceTable, stop: Callable[[], bool]) -> _Kept:
+    def _opened(self, captured: SourceTable, stop: Callable[[], bool]) -> KeptTable:
         """A table with its lake table, which is copied unless it can go on from where it stands."""
         name = captured.table_name
         place = table_lake_name(self.target, name)
         lake = self._lake(name)
         state = lake.state()
+        if self._spark is not None:
+            lake.sweep()
         table, stored = self._described(captured), state.stored
         if stored is not None and stored.plan and table.history != history_of(stored.plan):
             form = f"as history {found}" if (found := history_of(stored.plan)) else "as it is"
@@ -271,9 +290,7 @@ class Mirror:
             if ready is not None:
                 if ready[1] != stored:
                     self._tell(f"{name}: has other columns, which its lake table has got")
-                if (left := load_folder(place, self._mark)) is not None:
-                    remove_load(left)
-                return _Kept(ready[0], lake, ready[1])
+                return KeptTable(ready[0], lake, ready[1])
         return self._copied(captured, lake, state, stop)
 
     def _described(self, captured: SourceTable) -> MirrorTable:
@@ -282,26 +299,30 @@ class Mirror:
         self._form.check(table)
         return table
 
-    def _copied(self, captured: SourceTable, lake: LakeTable, state: TargetState, stop: Callable[[], bool]) -> _Kept:
+    def _copied(
+        self, captured: SourceTable, lake: LakeTable, state: TargetState, stop: Callable[[], bool]
+    ) -> KeptTable:
         """Copy a table as one snapshot has it, and have the consumer go on from there; Stopped if `stop` comes."""
         started, name = time.monotonic(), captured.table_name
         require_capture(self.source, self.queue, [name])
         place = table_lake_name(self.target, name)
-        copies = Copies(self.source, self.queue, self.name, self._described, load_folder(place, self._mark), self._tell)
+        by_spark = self._spark is not None and self._spark.takes(captured)
+        folder = None if by_spark else self._loads.of(place, lake)
+        copies = Copies(self.source, self.queue, self.name, self._described, folder, self._tell)
+        self._loads_left = True
         with copies.rows(captured, stop) as copy:
             table, stored = make_ready(copy.table, lake, state, self._form.own, self._policy)
             new = StoredPosition(self._mark, str(place), table.plan, copy.position)
-            change = self._form.copied(table, CopyTarget(lake, copy.position, stored), copy.rows)
-            lake.commit(change, stored, new)
+            if not by_spark or not self._copied_by_spark(table, copy, LakeMove(place, lake, stored, new)):
+                change = self._form.copied(table, CopyTarget(lake, copy.position, stored), copy.rows)
+                lake.commit(change, stored, new)
         try:
             resynced(self.source, self.queue, self.name, str(captured.relid), copy.snapshot)
-        except (
-            ResyncRequired,
-            TruncatedPosition,
-        ):  # capture missed changes after the copy, or somebody moved the consumer
+        except (ResyncRequired, TruncatedPosition):
+            # capture missed changes after the copy, or somebody moved the consumer
             raise CopyAgain(name) from None
         self._tell(f"{name}: copied in {time.monotonic() - started:.1f} s")
-        return _Kept(table, lake, new)
+        return KeptTable(table, lake, new)
 
     def _batches(self, *, once: bool, stop: Callable[[], bool]) -> Iterator[MirroredBatch]:
         with (
@@ -320,13 +341,13 @@ class Mirror:
     def _apply(self, batch: Batch) -> tuple[int, int]:
         """Bring each table to the end of a batch; returns the tables that changed, and the rows."""
         position, tables, rows = str(batch.position), 0, 0
-        for kept, log in self._changed(batch):
+        for kept, log in self._reader.changed(batch, self._kept):
             try:
-                change = self._form.changed(kept.table, kept.lake, self.source, log)
-                if change is None:
-                    continue
                 new = StoredPosition(self._mark, kept.stored.target, kept.table.plan, position)
-                rows += kept.lake.commit(change, kept.stored, new)
+                changed = self._changed(kept, log, new)
+                if changed is None:
+                    continue
+                rows += changed
             except TooManyChanges:
                 raise CopyAgain(kept.table.name) from None
             except Diverged as error:
@@ -339,58 +360,24 @@ class Mirror:
             tables += 1
         return tables, rows
 
-    def _changed(self, batch: Batch) -> list[tuple[_Kept, TableLog]]:
-        """The tables that a batch may change, with what the log has of them.
-
-        CopyAgain if a table has other columns or another name now, or changes that no row tells.
-        """
-        self._check_captured()
-        with_rows, by_start, stale = set(batch.tables()), dict[str, list[_Kept]](), set[str]()
-        for kept in self._kept.values():
-            if (since := self._since(kept, batch)) is not None:
-                by_start.setdefault(since, []).append(kept)
-        found = []
-        for since, some in by_start.items():
-            captured = [kept.table.captured for kept in some]
-            events = table_events(self.source, self.queue, captured, since, batch.snapshot_to)
-            for kept in some:
-                table = kept.table.captured
-                event = events.get(table.relid, TableEvents())
-                if event.stale is not None:
-                    self._tell(f"{kept.table.name}: {event.stale}: it is copied again")
-                    stale.add(kept.table.name)
-                elif since != batch.snapshot_from or kept.table.name in with_rows or event.truncates:
-                    select = log_rows(self.source, self.queue, table, since, batch.snapshot_to)
-                    begin = Position.parse(kept.stored.position).tick
-                    ends = (since, batch.snapshot_to, begin, batch.tick_to)
-                    found.append((kept, TableLog(table, select, tuple(event.truncates), *ends)))
-        if stale:
-            raise CopyAgain(*stale)
-        self._check_captured()
-        return found
-
-    def _check_captured(self) -> None:
-        """CopyAgain if tables are not as they were read: then the SELECTs may have other columns."""
-        taken = source_tables(self.source, self.queue, self.name)
-        if any(taken.get(relid) != kept.table.captured for relid, kept in self._kept.items()):
-            raise CopyAgain
-
-    def _since(self, kept: _Kept, batch: Batch) -> str | None:
-        """The snapshot after which a table's changes are to be applied; None if it has those of the batch.
-
-        That of its own position, but the batch's start where the note says that it had all changes up to there.
-        CopyAgain if the server does not know its position, or does not have the changes after it.
-        """
-        position = kept.stored.position
-        noted = self._state.tick is not None and self._state.tick == batch.tick_from
-        own = PgSnapshot.parse(Position.parse(position).snapshot)
-        start = PgSnapshot.parse(batch.snapshot_from)
-        if noted and self._state.positions.get(kept.table.name) == position:
-            own = own if own.covers(start) else start
-        else:
+    def _changed(self, kept: KeptTable, log: TableLog, new: StoredPosition) -> int | None:
+        """Commit what a log has of a table; the rows deleted and inserted, None if there was nothing to commit."""
+        if self._spark is not None and self._spark.takes(kept.table.captured):
+            move = LakeMove(table_lake_name(self.target, kept.table.name), kept.lake, kept.stored, new)
             try:
-                call(self.source, "check_position", self.queue, position)
-            except (DivergedPosition, EraEnded, TruncatedPosition):
-                self._tell(f"{kept.table.name}: the server does not have all changes after its position")
-                raise CopyAgain(kept.table.name) from None
-        return None if own.covers(PgSnapshot.parse(batch.snapshot_to)) else own.text
+                done = self._spark.apply(kept.table, log, move)
+            except GdqError:
+                self._reader.check_captured(self._kept)  # a table that has gone or is another one
+                raise
+            if done is not None:
+                return done
+        change = self._form.changed(kept.table, kept.lake, self.source, log)
+        return None if change is None else kept.lake.commit(change, kept.stored, new)
+
+    def _copied_by_spark(self, table: MirrorTable, copy: TableCopy, move: LakeMove) -> bool:
+        assert self._spark is not None
+        assert copy.exported is not None
+        try:
+            return self._spark.copy(table, copy.exported, move)
+        except Diverged:  # others have changed it meanwhile
+            raise CopyAgain(table.name) from None

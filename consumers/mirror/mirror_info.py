@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -9,7 +10,8 @@ from typing import Any, Literal
 from psycopg import Connection
 
 from gdq.consumer import ConsumerInfo, consumer_info, unregister_consumer
-from gdq.consumers.mirror.state import History, MirrorState, has_mirrors
+from gdq.consumers.mirror.state import History, MirrorState, has_mirrors, mirror_mark
+from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 from gdq.shown import Shown
 
@@ -70,10 +72,10 @@ def mirror_info(connection: Connection[Any]) -> list[MirrorInfo]:
     return found
 
 
-def drop_mirror(connection: Connection[Any], queue: str, name: str) -> bool:
-    """Delete a mirror and its consumer; its lake tables stay. False if there is none.
+def drop_mirror(connection: Connection[Any], queue: str, name: str, tell: Callable[[str], None]) -> bool:
+    """Delete a mirror and its consumer, with what loads have left; its lake tables stay. False if there is none.
 
-    A consumer of that name that is no mirror's stays.
+    A consumer of that name that is no mirror's stays. `tell` gets a line if the files of loads cannot be reached.
     """
     state = MirrorState(connection, queue, name)
     consumer_info(connection, queue)  # a queue that does not exist is an error, as is a missing right
@@ -82,6 +84,13 @@ def drop_mirror(connection: Connection[Any], queue: str, name: str) -> bool:
             return False
         unregister_consumer(connection, queue, name)
         state.drop()
+    assert state.target is not None
+    try:
+        from gdq.consumers.mirror.load_folder import LoadFolders  # noqa: PLC0415 (loads pyarrow, an extra)
+
+        LoadFolders(state.target, mirror_mark(connection, queue, name)).remove_all()
+    except (GdqError, ModuleNotFoundError) as error:
+        tell(f"what loads of mirror {name} may have left in {state.target}, in _gdq_load, stays: {error}")
     return True
 
 

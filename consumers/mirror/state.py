@@ -16,6 +16,7 @@ from psycopg import Connection
 from psycopg.types.json import Jsonb
 
 from gdq.call import scalar
+from gdq.consumers.replica.origin import origin_of
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.consumers.views.target import grant_own_table
 from gdq.errors import GdqError
@@ -92,6 +93,11 @@ class MirrorState:
     def drop(self) -> None:
         """Delete the note."""
         self.connection.execute("delete from gdq_target.mirror where name operator(pg_catalog.=) %s", [self.name])
+
+
+def mirror_mark(connection: Connection[Any], queue: str, name: str) -> str:
+    """What a mirror's lake tables know it by."""
+    return f"{origin_of(connection)}/{queue}/{name}"
 
 
 def has_mirrors(connection: Connection[Any]) -> bool:

@@ -24,7 +24,7 @@ from gdq.owner_sql import OwnerSql
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.qualified_sql import qualified
 from gdq.sql_text import quote
-from gdq.view.lake_name import LakeKind
+from gdq.view.lake_name import LakeKind, LakeName
 
 _OPERATIONS = {"insert", "update", "delete", "truncate"}
 
@@ -164,6 +164,16 @@ class CopyTarget:
     lake: LakeTable
     position: str
     stored: StoredPosition | None
+
+
+@dataclass(frozen=True, slots=True)
+class LakeMove:
+    """A lake table, and the positions between which a commit moves it."""
+
+    name: LakeName
+    lake: LakeTable
+    stored: StoredPosition | None
+    new: StoredPosition
 
 
 def describe_table(

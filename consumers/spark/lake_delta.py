@@ -27,7 +27,7 @@ from gdq.consumers.spark.lake_merge import (
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition
 from gdq.errors import RefreshConflict
-from gdq.view.view import ViewInfo
+from gdq.view.lake_name import LakeName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,11 +45,10 @@ _APPLICATION, _NUMBER = "spark.databricks.delta.write.txnAppId", "spark.databric
 
 
 class SparkDeltaWriter:
-    """Writes the target of one view."""
+    """Writes the table `name` of an `owner`; `owner` and `source` as in open_lake()."""
 
-    def __init__(self, spark: SparkSession, view: ViewInfo) -> None:
-        assert view.lake is not None
-        self._lake = DeltaLake(view.lake, f"view {view.view_name}", view.source)
+    def __init__(self, spark: SparkSession, name: LakeName, owner: str, source: str) -> None:
+        self._lake = DeltaLake(name, owner, source)
         self._session = writer_session(spark, tuple(_SETTINGS.items()))
 
     def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:

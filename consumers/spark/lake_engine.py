@@ -33,8 +33,7 @@ from gdq.errors import GdqError, UnsupportedValue
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.plan.spark.plan import SparkPlan
 from gdq.typed.arrow import ArrowColumn
-from gdq.view.lake_name import LakeKind
-from gdq.view.view import ViewInfo
+from gdq.view.lake_name import LakeKind, LakeName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,12 +62,12 @@ class SparkLakeEngine:
         tell_computing(self.task, full=s0 is None)
         if s0 is not None and not changed:
             return
-        with _told(delta=s0 is not None):
+        with lake_errors(delta=s0 is not None):
             found = self.source.rows(None if s0 is None else changed)
             if found is None:
                 return
             if found.kind == "full":
-                self._change = SparkDifference("full", self.columns, self._typed(_copies(found.frame)))
+                self._change = SparkDifference("full", self.columns, self._typed(row_copies(found.frame)))
                 return
             more: list[str] = []
             if found.kind == "signed":
@@ -86,7 +85,7 @@ class SparkLakeEngine:
 
     def commit(self, stored: StoredPosition | None, new: StoredPosition) -> int:
         """As CommittingEngine.commit()."""
-        with _told(delta=False):
+        with lake_errors(delta=False):
             if self._change is None:
                 return self.lake.commit(ArrowDifference("none", lake_schema(self.columns)), stored, new)
             return self.writer.commit(self._change, stored, new)
@@ -108,7 +107,7 @@ def spark_lake_engine(run: SparkRun, task: EngineTask, computation: Computation 
     spark, view, plan = run.spark, task.view, task.plan
     assert view.lake is not None
     kind = view.lake.kind
-    _check_jars(spark, kind)
+    check_jars(spark, kind)
 
     def texts(connection: Connection[Any], columns: Sequence[tuple[str, int, str]]) -> list[ArrowColumn]:
         plain = text_columns(connection, columns)
@@ -126,21 +125,23 @@ def spark_lake_engine(run: SparkRun, task: EngineTask, computation: Computation 
             source = KeyLakeRows(KeyStatements(computation, run), plan, texts)
         lake = open_lake(view.lake, f"view {view.view_name}", view.source)
         columns = lake_columns(task.columns, kind)
-        yield SparkLakeEngine(task, source, _writer(spark, view), lake, columns, computation, stack)
+        writer = lake_writer(spark, view.lake, f"view {view.view_name}", view.source)
+        yield SparkLakeEngine(task, source, writer, lake, columns, computation, stack)
 
 
-def _writer(spark: SparkSession, view: ViewInfo) -> SparkTableWriter:
-    assert view.lake is not None
-    if view.lake.kind == "delta":
+def lake_writer(spark: SparkSession, name: LakeName, owner: str, source: str) -> SparkTableWriter:
+    """The writer of a Delta or Iceberg table; `owner` and `source` as in open_lake()."""
+    if name.kind == "delta":
         from gdq.consumers.spark.lake_delta import SparkDeltaWriter  # noqa: PLC0415 (needs deltalake)
 
-        return SparkDeltaWriter(spark, view)
+        return SparkDeltaWriter(spark, name, owner, source)
     from gdq.consumers.spark.lake_iceberg import SparkIcebergWriter  # noqa: PLC0415 (needs pyiceberg)
 
-    return SparkIcebergWriter(spark, view)
+    return SparkIcebergWriter(spark, name, owner, source)
 
 
-def _check_jars(spark: SparkSession, kind: LakeKind) -> None:
+def check_jars(spark: SparkSession, kind: LakeKind) -> None:
+    """GdqError if Spark lacks the jars of a format."""
     machine: Any = spark._jvm
     loader = machine.java.lang.Thread.currentThread().getContextClassLoader()
     try:
@@ -154,8 +155,11 @@ def _check_jars(spark: SparkSession, kind: LakeKind) -> None:
 
 
 @contextmanager
-def _told(*, delta: bool) -> Iterator[None]:
-    """Turn Spark's errors into one line; UnsupportedValue names the column of a value that the table cannot hold."""
+def lake_errors(*, delta: bool, cure: str = "Cast it to text in the view.") -> Iterator[None]:
+    """Turn Spark's errors into one line; UnsupportedValue names the column of a value that the table cannot hold.
+
+    `cure`: what helps then.
+    """
     with worker_errors(delta=delta):
         try:
             yield
@@ -165,10 +169,10 @@ def _told(*, delta: bool) -> Iterator[None]:
                 raise GdqError(f"Spark failed: {unknown[1]}") from error
             if found is None:
                 raise
-            raise UnsupportedValue(found[1], hint="Cast it to text in the view.") from error
+            raise UnsupportedValue(found[1], hint=cure) from error
 
 
-def _copies(rows: DataFrame) -> DataFrame:
+def row_copies(rows: DataFrame) -> DataFrame:
     """Each row repeated by its weight."""
     if "w" not in rows.columns:
         return rows

@@ -31,7 +31,6 @@ from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition
 from gdq.errors import GdqError
 from gdq.view.lake_name import LakeName
-from gdq.view.view import ViewInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,12 +39,11 @@ _POSITION = f"spark.sql.iceberg.snapshot-property.{ICEBERG_STATE_KEY}"
 
 
 class SparkIcebergWriter:
-    """Writes the target of one view."""
+    """Writes the table `name` of an `owner`; `owner` and `source` as in open_lake()."""
 
-    def __init__(self, spark: SparkSession, view: ViewInfo) -> None:
-        assert view.lake is not None
-        self._lake = IcebergLake(view.lake, f"view {view.view_name}", view.source)
-        self._catalog, settings = _catalog(spark, view.lake)
+    def __init__(self, spark: SparkSession, name: LakeName, owner: str, source: str) -> None:
+        self._lake = IcebergLake(name, owner, source)
+        self._catalog, settings = _catalog(spark, name)
         self._session = writer_session(spark, settings)
 
     def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:

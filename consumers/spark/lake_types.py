@@ -54,6 +54,6 @@ def lake_type_from_text(column: LakeColumn, name: str) -> str:
     value = f"try_cast({name} as {lake_type_ddl(column)})"
     if pa.types.is_date(column.arrow) or pa.types.is_timestamp(column.arrow):
         value = f"if({name} rlike '{_YEARS}', {value}, null)"
-    text = f'column "{column.name}" of the view holds a value of {column.type} that a lake table cannot hold'
+    text = f'column "{column.name}" of {column.of} holds a value of {column.type} that a lake table cannot hold'
     said = (NO_VALUE + text + "!").replace("\\", "\\\\").replace("'", "\\'")
     return f"if({name} is null, null, coalesce({value}, raise_error('{said}')))"

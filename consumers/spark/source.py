@@ -75,11 +75,12 @@ def read_statements(
     columns: Sequence[ArrowColumn],
     *,
     settings: Mapping[str, str],
-    snapshot: str,
+    snapshot: str | None,
     counter: str | None = None,
 ) -> DataFrame:
     """DataFrame of the rows of several SELECTs, all with these columns, one partition each.
 
+    `snapshot`: the name of an exported one; None: each partition reads what it finds.
     `counter`: a SELECT of one bigint that runs after each; its value is the last column of an extra row.
     """
     parts = [[c.source, c.type.arrow, c.type.spark, c.type.read_sql] for c in columns]
@@ -89,8 +90,9 @@ def read_statements(
         "statements": json.dumps(list(statements)),
         "columns": json.dumps(parts),
         "settings": json.dumps(dict(settings)),
-        "snapshot": snapshot,
     }
+    if snapshot is not None:
+        options["snapshot"] = snapshot
     if counter is not None:
         options["counter"] = counter
     return reader.options(**options).load()

@@ -68,6 +68,13 @@ _MIRROR_COLUMNS = (
     metavar="SECONDS",
     help="Remove versions of the lake tables that are older. Default: an hour for Parquet, a week for others.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["arrow", "spark"]),
+    default="arrow",
+    show_default=True,
+    help="arrow: this process copies and changes all tables. spark: Spark does so with those of more than 512 MB.",
+)
 @click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
 @listing_options
 @base.dsn_option
@@ -80,6 +87,7 @@ def mirror_command(
     history: History | None,
     columns: tuple[str, ...],
     keep: float | None,
+    engine: str,
     follow: bool,
     shape: Shape,
     dsn: str | None,
@@ -100,7 +108,18 @@ def mirror_command(
     def start() -> Mirror:
         with stop.nothing_at_hand():
             age = None if keep is None else timedelta(seconds=keep)
-            return Mirror(dsn, queue, called, target, tables, history=history, columns=columns, keep=age, tell=tell)
+            return Mirror(
+                dsn,
+                queue,
+                called,
+                target,
+                tables,
+                history=history,
+                columns=columns,
+                keep=age,
+                spark=engine == "spark",
+                tell=tell,
+            )
 
     with told_waits(tell):
         if follow:
@@ -136,7 +155,7 @@ def mirrors_command(shape: Shape, dsn: str | None) -> None:
 @click.argument("name")
 @base.dsn_option
 def drop_mirror_command(queue: str, name: str, dsn: str | None) -> None:
-    """Delete a mirror and its consumer. The tables in the lake stay."""
+    """Delete a mirror and its consumer, with the files of a load that is not done. The tables in the lake stay."""
     with base.command_session(dsn, autocommit=True) as connection:
-        known = drop_mirror(connection, queue, name)
+        known = drop_mirror(connection, queue, name, base.talk)
     base.talk(f"dropped mirror {name} of {queue}" if known else f"already gone: mirror {name} of {queue}")

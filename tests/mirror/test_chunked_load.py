@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from gdq.consumers.mirror import chunked_load
@@ -15,6 +16,7 @@ from gdq.consumers.mirror.state import History
 from tests.mirror.conftest import Lake
 from tests.mirror.test_history import Replay
 from tests.mirror.test_kills import FORKS
+from tests.support.programs import gdq
 from tests.support.waiting import until
 
 TABLES = ("public.keyed", "public.parts")
@@ -147,6 +149,58 @@ def test_a_load_that_is_stopped_goes_on(each: Lake) -> None:
     assert any("its load goes on after" in line for line in said)
     each.bring_up(*TABLES)
     each.same(*TABLES)
+    assert not list(staged(each))
+
+
+def stopped(lake: Lake) -> None:
+    """Load the tables, and stop in the midst of the first."""
+    make(lake)
+    calls: list[None] = []
+
+    def stops() -> bool:
+        calls.append(None)
+        return len(calls) > 5
+
+    load(lake, stops)
+    assert list(staged(lake))
+
+
+def test_a_mirror_that_is_dropped_in_a_load(each: Lake) -> None:
+    """Nothing stays of the load; another mirror's is left alone."""
+    stopped(each)
+    other = each.folder / "_gdq_load" / "public.keyed-0123456789ab" / "progress.json"
+    other.parent.mkdir()
+    other.touch()
+    done = gdq("drop-mirror", "shop", "copy", dsn=each.source.dsn)
+    assert done.returncode == 0, done.stderr
+    assert list(staged(each)) == [other]
+
+
+def test_a_mirror_that_is_dropped_while_it_loads(lake: Lake) -> None:
+    make(lake)
+    calls: list[None] = []
+
+    def drops() -> bool:
+        calls.append(None)
+        if len(calls) == 6:
+            assert list(staged(lake))
+            assert gdq("drop-mirror", "shop", "copy", dsn=lake.source.dsn).returncode == 0
+        return False
+
+    with pytest.raises(psycopg.errors.UndefinedObject, match='consumer "copy" is not registered'):
+        load(lake, drops)
+    assert not list(staged(lake))
+
+
+@pytest.mark.parametrize("event", ["shrinks", "drop table keyed", "alter table keyed rename to other"])
+def test_a_load_that_nobody_needs_any_more(each: Lake, monkeypatch: pytest.MonkeyPatch, event: str) -> None:
+    """The table is copied at once now, or is not there any more by its name: nothing stays of its load."""
+    stopped(each)
+    if event == "shrinks":
+        monkeypatch.setattr(chunked_load, "LARGE_BYTES", 2**40)
+    else:
+        each.run(event)
+    each.bring_up("public")
     assert not list(staged(each))
 
 

@@ -62,7 +62,7 @@ def kill_often(
     lake: Lake, choice: random.Random, history: History | None, check: Callable[[], None], rounds: int = 5
 ) -> None:
     """Kill mirrors while the source is written to; `check` after each few, when all changes are there."""
-    words = ["public", *(["--history", history] if history else [])]
+    words = ["public", "--name", "copy", *(["--history", history] if history else [])]
     lake.run(*_SCHEMA)
     lake.capture(*TABLES)
     lake.mirror(*words)

@@ -26,7 +26,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.embedded.java import java_home
+from tests.mirror.conftest import Lake
 from tests.published import build_wheel
+from tests.support.lake_spark import jars
 from tests.support.page import ROOT
 from tests.support.spark import Shop
 from tests.support.waiting import SECONDS, until
@@ -101,6 +103,21 @@ def place(_):
 
 found = spark.sparkContext.parallelize(range(8), 8).mapPartitions(place).collect()
 json.dump({"parts": parts, "gdq": found}, open(f"{folder}/told.json", "w"))
+"""
+
+
+# `gdq mirror --engine spark` as spark-submit runs it: all tables are large, in parts of 256 kB.
+MIRROR_JOB = """
+import sys
+import gdq
+from gdq.consumers.mirror import spark_tables
+from gdq.consumers.mirror.__main__ import main
+from gdq.consumers.spark import jobs
+
+assert gdq.__file__.startswith(sys.argv[1])
+assert jobs.PARTITION_BYTES > 2**18 < spark_tables.LARGE_BYTES
+jobs.PARTITION_BYTES, spark_tables.LARGE_BYTES = 2**18, -1
+main(["q", "public", "--target", sys.argv[2]])
 """
 
 
@@ -217,6 +234,16 @@ def submit(master: str, environment: Mapping[str, str], folder: Path, *job: str,
     assert code == 0, (folder / "logs" / "driver").read_text()[-3000:]
 
 
+def install_wheel(environment: dict[str, str], folder: Path) -> Path:
+    """Give the cluster gdq from its wheel alone: neither the tests are there nor this checkout, only its packages."""
+    installed = folder / "installed"
+    with ZipFile(build_wheel(folder)) as wheel:
+        wheel.extractall(installed)
+    places = [place for place in sys.path if place and not Path(place).resolve().is_relative_to(ROOT)]
+    environment["PYTHONPATH"] = os.pathsep.join([str(installed), *places])
+    return installed
+
+
 def executors_by_stage(folder: Path) -> list[set[str]]:
     """The executors that took part in each stage of the job."""
     log = "".join(path.read_text() for path in (folder / "events").rglob("*") if path.is_file())
@@ -275,12 +302,7 @@ def test_a_copy_and_its_changes_by_executors(
     shop.execute("insert into orders (id, note) select i, repeat('n', 200) from generate_series(1001, 20000) i")
     shop.capture("orders")
     shop.capture("lines")
-    # the tests are not there, nor is this checkout: its packages are, and gdq in a wheel
-    installed = tmp_path / "installed"
-    with ZipFile(build_wheel(tmp_path)) as wheel:
-        wheel.extractall(installed)
-    places = [place for place in sys.path if place and not Path(place).resolve().is_relative_to(ROOT)]
-    environment["PYTHONPATH"] = os.pathsep.join([str(installed), *places])
+    installed = install_wheel(environment, tmp_path)
     job = tmp_path / "job.py"
     job.write_text(COPY_JOB)
     with cluster(environment, tmp_path, executors) as master:
@@ -301,3 +323,29 @@ def test_a_copy_and_its_changes_by_executors(
             else:
                 rows[row["id"]] = row["note"]
         assert rows == dict(shop.execute(f"select id, note from {table}"))
+
+
+@pytest.mark.parametrize("executors", [1, 2, 4])
+def test_a_mirror_by_executors(shop: Shop, environment: dict[str, str], executors: int, tmp_path: Path) -> None:
+    """The first load in ranges of blocks, then changes by table and range of the log; the same tables in the end."""
+    paths = ",".join(map(str, jars("delta")))
+    shop.execute("create table lines (id int primary key, note text)")
+    shop.execute("insert into lines select i, repeat('l', 200) from generate_series(1, 20000) i")
+    shop.execute("insert into orders (id, note) select i, repeat('n', 200) from generate_series(1001, 20000) i")
+    shop.capture("orders")
+    shop.capture("lines")
+    installed, job = install_wheel(environment, tmp_path), tmp_path / "job.py"
+    job.write_text(MIRROR_JOB)
+    lake = Lake(shop.db, tmp_path / "lake")
+    settings = {"spark.cores.max": str(executors), "spark.jars": paths}
+    everyone = {str(number) for number in range(executors)}
+    with cluster(environment, tmp_path, executors) as master:
+        for run in ("load", "changes"):
+            submit(master, environment, tmp_path, str(job), str(installed), lake.target, **settings)
+            assert executors_by_stage(tmp_path).count(everyone) >= 2
+            (tmp_path / "events").rename(tmp_path / run)
+            lake.same("public.orders", "public.lines")
+            for table in ("orders", "lines"):
+                shop.execute(f"update {table} set note = repeat('m', 150) || id where id % 2 = 0")
+                shop.execute(f"update {table} set id = -id where id % 11 = 0")
+                shop.execute(f"delete from {table} where id % 7 = 0")

@@ -83,8 +83,17 @@ class Job:
         self.log = log
 
     def send(self, view: str, die: str | None = None) -> None:
+        self.begin(view=view, die=die)
+
+    def order(self, **order: object) -> dict[str, Any]:
+        """Have a job of the caller's do something, and wait for its answer."""
+        self.begin(**order)
+        return self.answer()
+
+    def begin(self, **order: object) -> None:
+        """As order(), without the answer."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"view": view, "die": die}) + "\n")
+        self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
@@ -145,8 +154,8 @@ def _command(pid: int) -> bytes:
 
 
 @contextmanager
-def spark_job(dsn: str, paths: list[Path], master: str = "local[2]") -> Iterator[Job]:
-    """A process that refreshes views, with these jars."""
+def spark_job(dsn: str, paths: list[Path], master: str = "local[2]", text: str = _JOB) -> Iterator[Job]:
+    """A process that refreshes views, or what `text` does, with these jars."""
     environment = os.environ | {
         "PYSPARK_SUBMIT_ARGS": f"--jars {','.join(map(str, paths))} pyspark-shell",
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -155,7 +164,7 @@ def spark_job(dsn: str, paths: list[Path], master: str = "local[2]") -> Iterator
         log = Path(folder) / "log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-c", _JOB, dsn, master],
+                [sys.executable, "-c", text, dsn, master],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -39,7 +39,7 @@ _SETTINGS = {
     "s3.autoCreateBucket": "false",
     "s3.port.iceberg": "0",
     "s3.port.lance": "0",
-    "volume.max": "100",
+    "volume.max": "1000",
 }
 
 
