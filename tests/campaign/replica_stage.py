@@ -102,11 +102,18 @@ class ReplicaStage:
                 time.sleep(0.2)
 
     def force_tick(self) -> int:
-        """The number of a tick that is made now."""
-        with self.connect(self.source_dsn("gdq_owner")) as owner:
-            row = owner.execute("select gdq.force_tick('q')").fetchone()
-        assert row is not None
-        return int(row[0])
+        """The number of a tick that is made now; a server that was struck may end the first sessions that it takes."""
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                with self.connect(self.source_dsn("gdq_owner")) as owner:
+                    row = owner.execute("select gdq.force_tick('q')").fetchone()
+                assert row is not None
+                return int(row[0])
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def applied_tick(self) -> int | None:
         """The tick that the target stands at, with all tables copied; None before that."""
