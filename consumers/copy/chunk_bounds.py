@@ -14,7 +14,6 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.copy.chunk_progress import Progress
 from gdq.consumers.copy.chunk_table import Bound, ChunkTable
 
 # Rows between two keys that are kept; smaller chunks are counted.
@@ -30,20 +29,25 @@ class ChunkBounds:
 
     _kept: dict[tuple[str, str, int], list[Bound | None]] = field(default_factory=dict)
 
-    def next(self, connection: Connection[Any], table: ChunkTable, range_: Progress, size: int) -> Bound | None:
-        """The end of the next chunk of a range, of about `size` rows; the range's own end if it ends before."""
+    def next(
+        self,
+        connection: Connection[Any],
+        table: ChunkTable,
+        after: Bound | None,
+        until: Bound | None,
+        size: int,
+        *,
+        number: int = 1,
+    ) -> Bound | None:
+        """The end of the chunk of about `size` rows after a key, in the range `number`, which ends with `until`."""
         if size >= _APART_ROWS:
-            kept = self._of(connection, table, range_)
+            known = (table.name, table.described, number)
+            if known not in self._kept:
+                self._kept[known] = [after, *table.sampled_bounds(connection, after, until, _APART_ROWS)]
+            kept = self._kept[known]
             # a copy that was killed goes on from another key; behind the last one the rows are counted
-            if range_.upto in kept:
-                place = kept.index(range_.upto) + size // _APART_ROWS
+            if after in kept:
+                place = kept.index(after) + size // _APART_ROWS
                 if place < len(kept):
                     return kept[place]
-        return table.next_bound(connection, range_.upto, range_.until, size)
-
-    def _of(self, connection: Connection[Any], table: ChunkTable, range_: Progress) -> list[Bound | None]:
-        known = (table.name, table.described, range_.number)
-        if known not in self._kept:
-            bounds = table.sampled_bounds(connection, range_.upto, range_.until, _APART_ROWS)
-            self._kept[known] = [range_.upto, *bounds]
-        return self._kept[known]
+        return table.next_bound(connection, after, until, size)

@@ -290,7 +290,8 @@ class ChunkSteps:
 
     def _grown(self, held: _Held, state: Progress) -> Progress:
         """A range, whose rows are at the held snapshot, with one chunk more."""
-        upto = self._bounds.next(held.holder.connection, held.table, state, self._size)
+        connection, size = held.holder.connection, self._size
+        upto = self._bounds.next(connection, held.table, state.upto, state.until, size, number=state.number)
         rows = self.target.insert(held.holder, held.table, held.table.rows(state.upto, upto), state.target)
         return held.placed(replace(state, upto=upto, whole=upto == state.until, rows=state.rows + rows))
 

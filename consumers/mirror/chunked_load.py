@@ -22,6 +22,7 @@ from psycopg import Connection
 from pyarrow import fs
 
 from gdq.call import call
+from gdq.consumers.copy.chunk_bounds import ChunkBounds
 from gdq.consumers.copy.chunk_step import record_tick, summarise_log
 from gdq.consumers.copy.chunk_table import ChunkTable, describe_table
 from gdq.consumers.copy.leader import COPY_SETTINGS
@@ -113,6 +114,7 @@ class ChunkedLoad:
     _system: fs.FileSystem = field(init=False)
     _folder: str = field(init=False)
     _size: int = field(init=False)
+    _bounds: ChunkBounds = field(default_factory=ChunkBounds, init=False)
 
     def __post_init__(self) -> None:
         self._system, self._folder = self.place.system, self.place.path
@@ -221,7 +223,7 @@ class ChunkedLoad:
             require_capture(self.source, self.queue, [name])
             self._require_same()
             chunk = describe_table(holder.connection, self.queue, name)
-            upto = chunk.next_bound(holder.connection, before.upto, None, self._size)
+            upto = self._bounds.next(holder.connection, chunk, before.upto, None, self._size)
             within = chunk.within(before.upto, upto)
             added = self._written(self.table.schema, self.table.rows(holder.connection, within))
             changes = self._changes(holder, chunk)

@@ -18,6 +18,7 @@ from gdq.call import scalar
 from gdq.conninfo import conninfo_of, resolve_conninfo
 from gdq.consumers.lake.types import LakeColumn
 from gdq.consumers.mirror.batch_changes import CopyAgain, TableLog
+from gdq.consumers.mirror.chunked_load import LARGE_BYTES
 from gdq.consumers.mirror.table import LakeMove, MirrorTable
 from gdq.consumers.replica.copy_sizes import table_sizes
 from gdq.consumers.replica.source_tables import SourceTable
@@ -39,9 +40,6 @@ from gdq.view.lake_name import LakeKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-# A table of more bytes is Spark's. Of smaller ones this process copies and changes more than Spark would in that time.
-LARGE_BYTES = 512 * 2**20
 
 _TYPES = qualified("""
 select a.attname::text, a.atttypid::bigint from pg_catalog.pg_attribute a
@@ -68,7 +66,7 @@ class SparkTables:
         self._stack.close()
 
     def takes(self, captured: SourceTable) -> bool:
-        """True if a table is large enough."""
+        """True if a table is large: of a smaller one this process copies more than Spark would in that time."""
         return table_sizes(self.source, [captured.relid])[captured.relid].bytes > LARGE_BYTES
 
     def copy(self, table: MirrorTable, snapshot: tuple[Connection[Any], str], move: LakeMove) -> bool:

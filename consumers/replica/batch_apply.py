@@ -217,7 +217,7 @@ class BatchApplier:
         self._rows_before, self._rows_staged = self._rows_staged, 0
 
     def expect(self, events: int) -> None:
-        """Have the first batch staged as one that comes after so many rows: these are unread."""
+        """Say how many events are unread: if they are many, threads stage the first batch, too."""
         self._rows_staged = events
 
     def check_policies(self, tables: set[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from gdq.consumers.copy import chunk_bounds
 from gdq.consumers.mirror import chunked_load
 from gdq.consumers.mirror.mirror import Mirror
 from gdq.consumers.mirror.state import History
@@ -41,13 +42,14 @@ _CHANGES = (
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tables are large, and a chunk has 40 rows."""
+    """All tables are large, and a chunk has about 40 rows."""
     patch_sizes(monkeypatch.setattr)
 
 
 def patch_sizes(patch: Callable[[object, str, object], None]) -> None:
     for name, value in {"LARGE_BYTES": -1, "FIRST_ROWS": 40, "_ROWS_MIN": 40, "_CHUNK_SECONDS": 0.0}.items():
         patch(chunked_load, name, value)
+    patch(chunk_bounds, "_APART_ROWS", 20)
 
 
 def load(lake: Lake, between: Callable[[], bool], history: History | None = None) -> list[str]:
