@@ -15,7 +15,7 @@ program outside of it. So a worker that others wait for gives its work up while 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from gdq.call import scalar
 from gdq.consumers.replica.changes import Applied, Staged
 from gdq.consumers.replica.copy_workers import open_writer
 from gdq.consumers.replica.refusal import RowsLackingError
+from gdq.consumers.replica.staged_parts import StagedParts
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.replica.table_apply import apply_staged
@@ -65,15 +66,15 @@ class ApplyWorkers:
         """True if another table may be begun."""
         return len(self.tables) < self.number and not self._impossible
 
-    def begin(self, table: ReplicaTable, staged: Future[Staged | None], snapshot: str) -> bool:
-        """Have a table's changes applied as soon as they are staged; False if no worker is to be had.
+    def begin(self, table: ReplicaTable, parts: StagedParts, snapshot: str) -> bool:
+        """Have a table's changes applied as they are staged; False if no worker is to be had.
 
         `snapshot`: the end of the batch.
         """
         worker = self._free()
         if worker is None:
             return False
-        worker.begin(_Task(table, staged, snapshot))
+        worker.begin(_Task(table, parts, snapshot))
         return True
 
     def left(self) -> Sequence[str]:
@@ -134,7 +135,7 @@ class _Task:
     """
 
     table: ReplicaTable
-    staged: Future[Staged | None]
+    parts: StagedParts
     snapshot: str
     waits: threading.Event = field(default_factory=threading.Event)
     said: threading.Event = field(default_factory=threading.Event)
@@ -190,14 +191,11 @@ class _Worker:
         return None
 
     def _apply(self, task: _Task) -> Applied | None:
-        staged = self._staged(task)
-        if staged is None or staged.doubtful:
-            return None
         committing = False
         try:
             with self.state.connection.transaction():
                 self.state.connection.execute(_OWN)
-                applied = apply_staged(self.state.connection, task.table, staged)
+                applied = apply_staged(self.state.connection, task.table, self._trusted(task))
                 self.state.store_moved(task.table.name, task.snapshot)
                 self._wait(task)
                 committing = True
@@ -208,14 +206,17 @@ class _Worker:
         return applied
 
     @staticmethod
-    def _staged(task: _Task) -> Staged | None:
-        """What is staged, when it is; None if it cannot be, or the program does not want it any more."""
-        while True:
-            try:
-                return task.staged.result(timeout=_LOOK_SECONDS)
-            except TimeoutError:
-                if task.said.is_set() and not task.commit:
-                    return None
+    def _trusted(task: _Task) -> Iterator[Staged]:
+        """The parts of a table's last images; _GivenUpError if a key is in doubt, or the program wants none."""
+
+        def look() -> None:
+            if task.said.is_set() and not task.commit:
+                raise _GivenUpError
+
+        for part in task.parts.all(look):
+            if part.doubtful:
+                raise _GivenUpError
+            yield part
 
     def _wait(self, task: _Task) -> None:
         """Wait for the program's word; _GivenUpError if it is no, or if this transaction is in its way."""

@@ -6,7 +6,7 @@ version of its columns all come before those of the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -26,11 +26,13 @@ from gdq.consumers.replica.joint_apply import table_applier
 from gdq.consumers.replica.omitted_values import added_up_sql, fill_left_out
 from gdq.consumers.replica.origin import PassedOrigins
 from gdq.consumers.replica.policy import Policies
+from gdq.consumers.replica.refusal import RowsLackingError
 from gdq.consumers.replica.sequences import set_sequences
 from gdq.consumers.replica.source_tables import SourceTable, source_tables
 from gdq.consumers.replica.staging_ahead import READING, StagingAhead, Wanted
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import Fires, ReplicaTable
+from gdq.consumers.replica.table_apply import takes_parts
 from gdq.consumers.replica.table_ddl import OnDrop, is_missing, leave_table
 from gdq.consumers.replica.table_names import follow_names, require_name
 from gdq.errors import GdqError, mapped_errors
@@ -80,8 +82,7 @@ class BatchApplier:
         self._fires = fires
         # foreign keys that fire are looked at when one statement has changed all tables
         self._beside = ApplyWorkers(state, apply_workers - 1 if fires == "nothing" else 0)
-        # while tables are applied, as many are staged, and one more
-        self._ahead = StagingAhead(source, self._target, apply_workers + 1)
+        self._ahead = StagingAhead(source, self._target, apply_workers)
         # rows of the last batch, or as many as may come in the first, and of this one so far
         self._rows_before = self._rows_staged = 0
         self._letters = DeadLetters(self._target, state.name)
@@ -116,7 +117,6 @@ class BatchApplier:
             self._forget()
             raise
         applied += beside
-        self._rows_staged += beside.inserted + beside.updated + beside.deleted
         self._state.position = changes.position
         self._sequences_set = True
         return len(changes.tables), applied
@@ -185,9 +185,9 @@ class BatchApplier:
             rows = self.reading.rows(batch, name, found.log_rows)
             if rows is None or not self.reading.takes_last(name, rows) or name in self._beside.tables:
                 continue
-            staged = self._ahead.promised(self.reading.net_sql(rows, found, takes_last=True))
-            if staged is not None:
-                self._beside.begin(rows.table, staged, batch.snapshot_to)
+            parts = self._ahead.promised(self.reading.net_sql(rows, found, takes_last=True))
+            if parts is not None:
+                self._beside.begin(rows.table, parts, batch.snapshot_to)
 
     def stage_between(self, reader: Connection[Any], captured: SourceTable, since: str, till: str) -> None:
         """Stage a table's changes between two snapshots, as a session of the source sees them at the later one."""
@@ -201,20 +201,19 @@ class BatchApplier:
         log_rows = self._passed.without(table, log_rows) if captured.origin else log_rows
         net = added_up_sql(table, log_rows, None, whole=self.tables.needs_whole(table))
 
-        def stage() -> Staged:
+        def stage() -> Sequence[Staged]:
             stage_changes(reader, self._target, table, net, paired=True)
             fill_left_out(self.tables, table)
-            return Staged(paired=tells_pairs(table))
+            return [Staged(paired=tells_pairs(table))]
 
         self.tables.apply(table, stage, self._state.tick)
 
     def _prepare(self) -> None:
         """Make the open transaction of the source one that reads a batch's rows, and moves the consumer."""
         self._source.execute("; ".join(f"set local {name} = '{value}'" for name, value in (READING | _MOVING).items()))
-        self._ahead.give_back()
+        self._rows_before, self._rows_staged = self._rows_staged + self._ahead.give_back(), 0
         self.reading.begin()
         self._following = None
-        self._rows_before, self._rows_staged = self._rows_staged, 0
 
     def expect(self, events: int) -> None:
         """Say how many events are unread: if they are many, threads stage the first batch, too."""
@@ -295,34 +294,36 @@ class BatchApplier:
             return self.tables.apply(table, partial(self._stage_nothing, table), batch.tick_to)
         return Applied()
 
-    def _stage(self, name: str, rows: LogRows, found: TableChanges, *, add_up: bool) -> Staged:
+    def _stage(self, name: str, rows: LogRows, found: TableChanges, *, add_up: bool) -> Iterable[Staged]:
         """Stage a table's net change. `add_up`: with the old rows of pairs, and where it may be edited."""
         takes_last = not add_up and self.reading.takes_last(name, rows)
-        staged = self._staged(rows, found, takes_last=takes_last, only_read=not add_up)
-        if takes_last and staged.doubtful:
-            self.reading.doubt(name)
-            staged = self._staged(rows, found, takes_last=False, only_read=True)
-        else:
+        if not takes_last:
             self.reading.trust(name)
-        fill_left_out(self.tables, rows.table)
-        self._begin_ahead()
-        return staged
-
-    def _staged(self, rows: LogRows, found: TableChanges, *, takes_last: bool, only_read: bool) -> Staged:
-        """Where a table's net change is staged by now: `only_read` where it may be left if nothing is refused."""
         query = self.reading.net_sql(rows, found, takes_last=takes_last)
         ahead = self._ahead.taken(query)
-        staged = Staged(paired=tells_pairs(rows.table))
-        if ahead is None:
+        if ahead is not None and not add_up and rows.numbers_tell:
+            self._begin_ahead()
+            return self._trusted(name, ahead.all())
+        if ahead is not None:
+            stage_again(self._target, rows.table, ahead.all())
+        else:
             self._rows_staged += stage_changes(self._source, self._target, rows.table, query, paired=True)
-            return staged.counted(self._target) if takes_last else staged
-        self._rows_staged += (ahead.coming or 0) + (ahead.going or 0)
-        if only_read and rows.numbers_tell:
-            return ahead
-        stage_again(self._target, rows.table, ahead)
-        return staged
+        self._begin_ahead()
+        staged = Staged(paired=tells_pairs(rows.table))
+        if takes_last:
+            return self._trusted(name, [staged.counted(self._target)])
+        fill_left_out(self.tables, rows.table)
+        return [staged]
 
-    def _stage_nothing(self, table: ReplicaTable) -> Staged:
+    def _trusted(self, name: str, parts: Iterable[Staged]) -> Iterator[Staged]:
+        """Parts of a table's rows; RowsLackingError if the last image of a key is in doubt: all are added up then."""
+        for part in parts:
+            if part.doubtful:
+                self.reading.doubt(name)
+                raise RowsLackingError("has keys whose last image is not known")
+            yield part
+
+    def _stage_nothing(self, table: ReplicaTable) -> Sequence[Staged]:
         """Make the staging table of a table without changes."""
         make_stage(self._target, table)
         return IN_STAGE
@@ -376,5 +377,6 @@ class BatchApplier:
                 return wanted, False  # its columns change, or it has time
             if (rows := self.reading.rows(batch, name, found.log_rows)) is not None:
                 takes_last = self.reading.takes_last(name, rows)
-                wanted.append(Wanted(rows.table, self.reading.net_sql(rows, found, takes_last=takes_last)))
+                query = self.reading.net_sql(rows, found, takes_last=takes_last)
+                wanted.append(Wanted(rows.table, query, in_parts=takes_last and takes_parts(rows.table)))
         return wanted, True

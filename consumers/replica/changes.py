@@ -8,7 +8,7 @@ Of a table without a key remains each image as often as it came or went (whole_r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from gdq.consumers.copy.target_columns import rows_of
 from gdq.consumers.replica.same_rows import found_whole_sql, same_whole_sql
 from gdq.consumers.replica.table import ReplicaColumn, ReplicaTable
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
-from gdq.consumers.views.row_copy import copy_rows
+from gdq.consumers.views.row_copy import copy_in_parts, copy_rows
 from gdq.sql_text import quote, raw
 
 STAGE_NAME = "gdq_replica_stage"
@@ -59,7 +59,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Where a table's net change is staged, and what is known of it.
+    """Where a table's net change, or a part of it, is staged, and what is known of it.
 
     `name`: STAGE, which may be edited, or a table that is only read. `paired`: it is as netted_sql() or
     last_images_sql() has filled it, and may tell which rows are pairs. `coming`, `going`: the rows that the target will
@@ -86,8 +86,8 @@ class Staged:
         return replace(self, coming=row[0], going=row[1], doubtful=row[2])
 
 
-# What is in STAGE, whoever has put it there.
-IN_STAGE = Staged()
+# What is in STAGE, whoever has put it there; it is not told which rows are pairs.
+IN_STAGE = (Staged(),)
 
 
 def netted_sql(table: ReplicaTable, log_rows: str, after: int | None, *, whole: bool = False) -> str:
@@ -136,47 +136,50 @@ def stage_changes(
     left_out.
     """
     make_stage(target, table)
-    return _copy_changes(source, target, table, query, STAGE, paired=paired)
+    into = f"{STAGE} ({_filled_columns(table, paired=paired)})"
+    copied = copy_rows(source, f"({query})", target, into, form="binary").rows
+    if copied >= _ANALYZE_ROWS:
+        target.execute(f"analyze {STAGE}")
+    return copied
 
 
-def fill_stage(
+def fill_stages(
     source: Connection[Any],
     target: Connection[Any],
     table: ReplicaTable,
     query: str,
-    stage: str,
+    stages: Iterator[tuple[str, int]],
     *,
     moved: Callable[[int], None],
-) -> Staged:
-    """Copy a table's net change, with what tells pairs, into an empty table of its own; `moved`: see copy_rows()."""
-    _copy_changes(source, target, table, query, stage, paired=True, moved=moved)
-    return Staged(stage, tells_pairs(table)).counted(target)
+) -> Iterator[Staged]:
+    """Copy a table's net change, with what tells pairs, into empty tables of its own, one part after the other.
+
+    `stages`: their names, and about how many bytes go there. `moved`: see copy_rows().
+    """
+    named, columns = list[str](), _filled_columns(table, paired=True)
+
+    def into() -> Iterator[tuple[str, int]]:
+        for name, size in stages:
+            named.append(name)
+            yield f"{name} ({columns})", size
+
+    for _ in copy_in_parts(source, f"({query})", target, into(), moved=moved):
+        yield Staged(named[-1], tells_pairs(table)).counted(target)
 
 
-def stage_again(target: Connection[Any], table: ReplicaTable, staged: Staged) -> None:
+def stage_again(target: Connection[Any], table: ReplicaTable, parts: Iterable[Staged]) -> None:
     """Copy what is staged elsewhere into the staging table, which is made for it: there it may be edited."""
     make_stage(target, table)
-    if target.execute(raw(f"insert into {STAGE} select * from {staged.name}")).rowcount >= _ANALYZE_ROWS:
+    copied = sum(target.execute(raw(f"insert into {STAGE} select * from {part.name}")).rowcount for part in parts)
+    if copied >= _ANALYZE_ROWS:
         target.execute(f"analyze {STAGE}")
 
 
-def _copy_changes(
-    source: Connection[Any],
-    target: Connection[Any],
-    table: ReplicaTable,
-    query: str,
-    stage: str,
-    *,
-    paired: bool,
-    moved: Callable[[int], None] = lambda _: None,
-) -> int:
+def _filled_columns(table: ReplicaTable, *, paired: bool) -> str:
+    """The columns of a staging table that are copied into it, as COPY lists them."""
     listed = [f"c{place}" for place in range(1, len(table.columns) + 1)]
     listed += (["paired", "left_out"] if table.omits else ["paired"]) if paired else []
-    into = f"{stage} (is_new, {', '.join(listed)})"
-    copied = copy_rows(source, f"({query})", target, into, form="binary", moved=moved).rows
-    if copied >= _ANALYZE_ROWS:
-        target.execute(raw(f"analyze {stage}"))
-    return copied
+    return f"is_new, {', '.join(listed)}"
 
 
 def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
@@ -234,7 +237,7 @@ def truncate_tables(target: Connection[Any], names: Sequence[str]) -> bool:
     return True
 
 
-def update_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE) -> Applied:
+def update_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE[0]) -> Applied:
     """Delete the rows that went, update those that stay, insert those that came.
 
     A stage that is not `paired` is looked through for the two rows of a key.
@@ -272,7 +275,7 @@ def _set_sql(column: ReplicaColumn, place: int) -> str:
     return f"case when {place} = any (s.left_out) then {own} else {staged} end" if column.omitted else staged
 
 
-def replace_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE) -> Applied:
+def replace_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE[0]) -> Applied:
     """Delete all rows that went or changed, and insert what they are now; own columns of the target stay."""
     pairs = staged.paired and tells_pairs(table)
     old = "(not s.is_new or s.paired)" if pairs else "not s.is_new"

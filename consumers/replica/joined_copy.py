@@ -168,7 +168,9 @@ class AllRows:
         return rows
 
 
-def _stage_whole(reader: Connection[Any], target: Connection[Any], table: ReplicaTable, numbers: list[int]) -> Staged:
+def _stage_whole(
+    reader: Connection[Any], target: Connection[Any], table: ReplicaTable, numbers: list[int]
+) -> Sequence[Staged]:
     """Stage all rows of a table of the source, and add their number to a list; there are no pairs."""
     make_stage(target, table)
     values = ", ".join(column.logged(quote(column.name)) for column in table.columns)

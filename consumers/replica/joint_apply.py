@@ -8,7 +8,7 @@ goes, ON DELETE CASCADE and its like, finds nothing left to do then; where it wo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -85,9 +85,9 @@ class JointApplier(TableApplier):
     def apply(
         self,
         table: ReplicaTable,
-        stage: Callable[[], Staged],
+        stage: Callable[[], Iterable[Staged]],
         tick: int,
-        stage_all: Callable[[], Staged] | None = None,  # noqa: ARG002 (old rows are never left out)
+        stage_all: Callable[[], Iterable[Staged]] | None = None,  # noqa: ARG002 (old rows are never left out)
     ) -> Applied:
         """Stage a table's changes of the batch that ends with a tick; finish() applies them.
 
@@ -97,7 +97,8 @@ class JointApplier(TableApplier):
         answers = self.answers(table)
         staged = StagedTable(table, _own_stage(table), tick)
         self._rename(staged.own_name, kept_name(table))
-        staged.paired = stage().paired
+        (filled,) = stage()
+        staged.paired = filled.paired
         if table.name in self._cleared:
             self._cleared.remove(table.name)
             staged.paired = False

@@ -145,7 +145,7 @@ def _joint_replay(target: Connection[Any], replica: str, kept: DeadLetters) -> _
     return _JointReplay(replica, target, Policies(on_error="dead-letter"), kept, lambda: tables)
 
 
-def _stage(kept: DeadLetters, table: ReplicaTable, letters: Sequence[int]) -> Staged:
+def _stage(kept: DeadLetters, table: ReplicaTable, letters: Sequence[int]) -> Sequence[Staged]:
     """Stage the rows of some dead letters; it is not told which are pairs."""
     make_stage(kept.target, table)
     kept.stage(table, letters)

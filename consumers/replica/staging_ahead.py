@@ -4,16 +4,19 @@
     a thread       stage table 2       stage table 1 of the next batch
 
 So the source adds up changes and the target takes them in on one processor, while another one changes the tables. The
-transaction that changes them reads a staging table that another session has filled, so that is no temporary one: it is
-unlogged, in schema gdq_target, and its name has the process number of the session that reads it. A SELECT is known by
-its text, which names the two snapshots that it reads between: so its rows are those that it would give at any later
-moment, too. What goes wrong in a thread is no error: the usual way meets it again, and tells.
+transaction that changes them reads staging tables that another session has filled, so these are no temporary ones: they
+are unlogged, in schema gdq_target, and their names have the process number of the session that reads them. A SELECT is
+known by its text, which names the two snapshots that it reads between: so its rows are those that it would give at any
+later moment, too. What goes wrong in a thread is no error: the usual way meets it again, and tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +26,8 @@ from psycopg import Connection
 
 from gdq.call import scalar
 from gdq.conninfo import connect, conninfo_of
-from gdq.consumers.replica.changes import Staged, fill_stage, kept_name, stage_columns
+from gdq.consumers.replica.changes import fill_stages, kept_name, stage_columns
+from gdq.consumers.replica.staged_parts import StagedParts
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.sql_text import raw
 from gdq.typed.pgtypes import READ_SETTINGS
@@ -41,6 +45,11 @@ _OWN = {
     "synchronous_commit": "off",
 }
 
+# Bytes of the first part of a table's rows: less is not worth its three statements.
+_PART_BYTES = 4 * 2**20
+
+_LOOK_SECONDS = 0.1
+
 # The staging tables of a session, and of those that have ended.
 _LEFT = r"""
 select c.oid::regclass::text from pg_class c, substring(c.relname from '^replica_stage_([0-9]{1,9})_[0-9]+$') p
@@ -52,29 +61,35 @@ _STARTED = "select pg_postmaster_start_time()"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A table's net change that is wanted soon, and its SELECT: is_new, the columns, and what tells pairs."""
+    """A table's net change that is wanted soon, and its SELECT: is_new, the columns, and what tells pairs.
+
+    `in_parts`: each key has one row, and rows may be applied before others have come.
+    """
 
     table: ReplicaTable
     query: str
+    in_parts: bool = False
 
 
 @dataclass(slots=True)
 class StagingAhead:
     """The threads of one replica, and their staging tables. `source`, `target`: the sessions that apply its batches.
 
-    `threads`: how many there are at most.
+    `appliers`: tables that are applied at once. There are as many threads, and one more.
     """
 
     source: Connection[Any]
     target: Connection[Any]
-    threads: int = 2
+    appliers: int = 1
     _workers: list[_Worker] = field(default_factory=list, init=False)
-    _free: dict[str, list[str]] = field(default_factory=dict, init=False)
-    _lent: list[tuple[str, str]] = field(default_factory=list, init=False)
-    _promised: list[tuple[str, str, Future[Staged | None]]] = field(default_factory=list, init=False)
-    _there: set[str] = field(default_factory=set, init=False)
-    _named: int = field(default=0, init=False)
+    _tables: _StageTables = field(init=False)
+    _lent: list[_Work] = field(default_factory=list, init=False)
+    _begun: deque[StagedParts] = field(init=False)
     _impossible: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._tables = _StageTables(self.target.info.backend_pid)
+        self._begun = deque(maxlen=self.appliers)
 
     def begin(self, wanted: Sequence[Wanted]) -> None:
         """Stage the first of these, as many as there are threads, and give up all that is none of them."""
@@ -84,69 +99,65 @@ class StagingAhead:
         begun = {worker.query for worker in self._workers}
         for one in wanted:
             if one.query not in begun and (worker := self._idle()) is not None:
-                shape = kept_name(one.table)
-                free = self._free.setdefault(shape, [])
-                if not free:
-                    self._named += 1
-                    free.append(f"gdq_target.replica_stage_{self.target.info.backend_pid}_{self._named}")
-                stage = free.pop()
-                worker.begin(one, shape, stage, is_new=stage not in self._there)
+                # no more tables come at once than are applied at once: the later ones would hold up the first
+                before = self._begun[0] if len(self._begun) == self.appliers else None
+                self._begun.append(worker.begin(one, self._tables, after=before))
 
-    def taken(self, query: str) -> Staged | None:
-        """Where the rows of a SELECT are staged, which is waited for; None if they are not.
+    def taken(self, query: str) -> StagedParts | None:
+        """The rows of a SELECT that are staged, when some are; None if there are none.
 
-        The staging table is the caller's until give_back().
+        The staging tables are the caller's until give_back().
         """
-        worker = next((worker for worker in self._workers if worker.query == query), None)
-        if worker is None:
-            return None
-        staged = worker.staged()
-        if staged is None:
-            self._give_up(worker)
-            return None
-        worker.query = None
-        self._there.add(staged.name)
-        self._lent.append((worker.shape, staged.name))
-        return staged
-
-    def promised(self, query: str) -> Future[Staged | None] | None:
-        """As taken(), for another thread, which waits itself."""
         worker = next((worker for worker in self._workers if worker.query == query), None)
         if worker is None or worker.work is None:
             return None
-        worker.query = None
-        self._promised.append((worker.shape, worker.stage, worker.work))
-        return worker.work
+        if not worker.work.parts.begins():
+            self._give_up(worker)
+            return None
+        return self._lend(worker.work)
 
-    def give_back(self) -> None:
-        """Have the staging tables that were taken used again; the transactions that have read them have ended."""
-        for shape, name, work in self._promised:
-            if work.result() is not None:
-                self._there.add(name)
-            self._free[shape].append(name)
-        self._promised.clear()
-        for shape, name in self._lent:
-            self._free[shape].append(name)
+    def promised(self, query: str) -> StagedParts | None:
+        """As taken(), for another thread, which waits itself."""
+        worker = next((worker for worker in self._workers if worker.query == query), None)
+        return None if worker is None or worker.work is None else self._lend(worker.work)
+
+    def _lend(self, work: _Work) -> StagedParts:
+        work.is_lent = True
+        self._lent.append(work)
+        return work.parts
+
+    def give_back(self) -> int:
+        """Have the staging tables that were taken used again; the number of rows that they have.
+
+        The transactions that have read them have ended.
+        """
+        rows = 0
+        for work in self._lent:
+            work.parts.wait()
+            self._tables.give_back(work.shape, work.stages)
+            rows += work.parts.rows
         self._lent.clear()
+        return rows
 
     def close(self) -> None:
         """End the threads and their sessions, whatever they are at, and drop the staging tables."""
         for worker in self._workers:
             worker.close()
         self._workers.clear()
-        if self._named and not self.target.closed:
+        self._lent.clear()
+        if self._tables.number and not self.target.closed:
             with suppress(psycopg.Error):
                 drop_stages(self.target)
 
     def _idle(self) -> _Worker | None:
         """A worker without a SELECT, a new one if need be; None if all are at work, or the target takes none."""
-        for failed in [worker for worker in self._workers if worker.has_failed]:
+        for failed in [worker for worker in self._workers if worker.is_idle and worker.has_failed]:
             failed.close()  # it may be anywhere in the rows
             self._workers.remove(failed)
-        idle = next((worker for worker in self._workers if worker.query is None), None)
-        if idle is None and len(self._workers) < self.threads and not self._impossible:
+        idle = next((worker for worker in self._workers if worker.is_idle), None)
+        if idle is None and len(self._workers) <= self.appliers and not self._impossible:
             try:
-                if not self._named:
+                if not (self._workers or self._tables.number):
                     drop_stages(self.target)
                 idle = _Worker.of(self.source, self.target)
             except psycopg.Error:
@@ -161,11 +172,43 @@ class StagingAhead:
         """End a worker: it may be anywhere in the rows."""
         worker.close()
         self._workers.remove(worker)
-        self._free[worker.shape].append(worker.stage)
-        if worker.staged() is not None:
-            self._there.add(worker.stage)
-        elif worker.is_refused:
-            self._impossible = True
+        assert worker.work is not None
+        self._tables.give_back(worker.work.shape, worker.work.stages)
+        self._impossible = self._impossible or worker.is_refused
+
+
+@dataclass(slots=True)
+class _StageTables:
+    """The names of the staging tables of the session that reads them, `reader`: of those that are free by shape.
+
+    The shape is what the columns are like. `number`: of the last one that was named.
+    """
+
+    reader: int
+    number: int = 0
+    _free: dict[str, list[str]] = field(default_factory=dict)
+    _there: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, shape: str) -> tuple[str, bool]:
+        """The name of a free table, and whether it exists."""
+        with self._lock:
+            free = self._free.setdefault(shape, [])
+            if not free:
+                self.number += 1
+                free.append(f"gdq_target.replica_stage_{self.reader}_{self.number}")
+            name = free.pop()
+            return name, name in self._there
+
+    def is_made(self, name: str) -> None:
+        """Note that a table exists now."""
+        with self._lock:
+            self._there.add(name)
+
+    def give_back(self, shape: str, names: Sequence[str]) -> None:
+        """Note that tables are free; the first one will be taken first."""
+        with self._lock:
+            self._free.setdefault(shape, []).extend(reversed(names))
 
 
 def drop_stages(target: Connection[Any]) -> None:
@@ -176,20 +219,27 @@ def drop_stages(target: Connection[Any]) -> None:
 
 
 @dataclass(slots=True)
-class _Worker:
-    """A thread, with a session in the source and one in the target. `query`: what it stages, or has staged in `stage`.
+class _Work:
+    """A SELECT whose rows are staged in `stages`, tables of one `shape`. `is_lent`: somebody reads them."""
 
-    `shape`: what the columns of the staging table are like. `work`: the staging itself. `is_refused`: the role may not
-    make staging tables.
+    wanted: Wanted
+    shape: str
+    parts: StagedParts = field(default_factory=StagedParts)
+    stages: list[str] = field(default_factory=list)
+    is_lent: bool = False
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A thread, with a session in the source and one in the target. `work`: what it stages, or has staged last.
+
+    `is_refused`: the role may not make staging tables.
     """
 
     source: Connection[Any]
     target: Connection[Any]
     threads: ThreadPoolExecutor
-    query: str | None = None
-    shape: str = ""
-    stage: str = ""
-    work: Future[Staged | None] | None = None
+    work: _Work | None = None
     _unwanted: bool = False
     is_refused: bool = False
 
@@ -204,51 +254,71 @@ class _Worker:
             return cls(reads, writes, ThreadPoolExecutor(1, thread_name_prefix="gdq-ahead"))
 
     @property
+    def query(self) -> str | None:
+        """The SELECT that it stages, or has staged, and that nobody has taken."""
+        return None if self.work is None or self.work.is_lent else self.work.wanted.query
+
+    @property
     def is_idle(self) -> bool:
         """True if it has nothing staged that is wanted, and stages nothing."""
-        return self.query is None and (self.work is None or self.work.done())
+        return self.work is None or (self.work.is_lent and self.work.parts.ended)
 
     @property
     def has_failed(self) -> bool:
-        """True if another thread was promised what could not be staged."""
-        return self.is_idle and self.work is not None and self.work.result() is None
+        """True if somebody has taken what could not be staged to its end."""
+        return self.work is not None and self.work.parts.failed
 
-    def begin(self, wanted: Wanted, shape: str, stage: str, *, is_new: bool) -> None:
-        """Have the thread fill a staging table, which is made if it `is_new`; `shape`: what its columns are like."""
-        self.query, self.shape, self.stage = wanted.query, shape, stage
-        self.work = self.threads.submit(self._stage, wanted, stage, is_new=is_new)
-
-    def staged(self) -> Staged | None:
-        """What is staged, when it is; None if the thread has failed, or was ended."""
-        return None if self.work is None else self.work.result()
+    def begin(self, wanted: Wanted, tables: _StageTables, *, after: StagedParts | None) -> StagedParts:
+        """Have the thread stage rows; those of `after` come to the target before them."""
+        self.work = _Work(wanted, kept_name(wanted.table))
+        self.threads.submit(self._stage, self.work, tables, after)
+        return self.work.parts
 
     def close(self) -> None:
         """End the work and the sessions."""
         self._unwanted = True
-        while self.work is not None and not self.work.done():
+        while self.work is not None and not self.work.parts.wait(_LOOK_SECONDS):
             # the statement may begin after the first attempt
             for one in (self.source, self.target):
                 with suppress(psycopg.Error):
                     one.cancel_safe(timeout=1.0)
-            with suppress(TimeoutError):
-                self.work.result(timeout=0.1)
         self.threads.shutdown()
         self.source.close()
         self.target.close()
 
-    def _stage(self, wanted: Wanted, stage: str, *, is_new: bool) -> Staged | None:
-        make = f"create unlogged table {stage} ({stage_columns(wanted.table)}) with (autovacuum_enabled = off)"
-        try:
-            with self.target.transaction():
-                self.target.execute(raw(make if is_new else f"truncate {stage}"))
-                return fill_stage(self.source, self.target, wanted.table, wanted.query, stage, moved=self._moved)
-        except (psycopg.Error, _UnwantedError) as error:
-            self.is_refused = isinstance(error, psycopg.errors.InsufficientPrivilege)
-            return None
+    def _stage(self, work: _Work, tables: _StageTables, after: StagedParts | None) -> None:
+        waits_for = [] if after is None else [after]
 
-    def _moved(self, rows: int) -> None:  # noqa: ARG002
-        if self._unwanted:
-            raise _UnwantedError
+        def moved(rows: int) -> None:  # noqa: ARG001
+            # by now the source has added up
+            while waits_for and not self._unwanted:
+                if waits_for[0].wait(_LOOK_SECONDS):
+                    waits_for.clear()
+            if self._unwanted:
+                raise _UnwantedError
+
+        wanted, error = work.wanted, None
+        try:
+            stages = self._stages(work, tables)
+            for part in fill_stages(self.source, self.target, wanted.table, wanted.query, stages, moved=moved):
+                work.parts.add(part)
+        except (psycopg.Error, _UnwantedError) as failure:
+            self.is_refused = isinstance(failure, psycopg.errors.InsufficientPrivilege)
+            error = failure
+        finally:
+            work.parts.end(error or sys.exception())
+
+    def _stages(self, work: _Work, tables: _StageTables) -> Iterator[tuple[str, int]]:
+        """Empty staging tables, and how many bytes are to go into each."""
+        table, size = work.wanted.table, _PART_BYTES if work.wanted.in_parts else sys.maxsize
+        while True:
+            name, is_there = tables.take(work.shape)
+            work.stages.append(name)
+            make = f"create unlogged table {name} ({stage_columns(table)}) with (autovacuum_enabled = off)"
+            self.target.execute(raw(f"truncate {name}" if is_there else make))
+            tables.is_made(name)
+            yield name, size
+            size *= 2
 
 
 class _UnwantedError(Exception):

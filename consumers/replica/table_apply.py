@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import psycopg
@@ -48,31 +47,30 @@ class TableApplier:
     def apply(
         self,
         table: ReplicaTable,
-        stage: Callable[[], Staged],
+        stage: Callable[[], Iterable[Staged]],
         tick: int,
-        stage_all: Callable[[], Staged] | None = None,
+        stage_all: Callable[[], Iterable[Staged]] | None = None,
     ) -> Applied:
         """Bring a table's changes of the batch that ends with a tick into the open transaction of the target.
 
-        `stage()` stages the net change. It may leave out the old rows of pairs, or stage where nothing can be edited:
-        then `stage_all()` stages all in STAGE. GdqError if the target refuses a row and rows do not become dead
-        letters.
+        `stage()` stages the net change, in several parts if takes_parts(). It may leave out the old rows of pairs, or
+        stage where nothing can be edited: then `stage_all()` stages all in STAGE. GdqError if the target refuses a row
+        and rows do not become dead letters.
         """
         answers = self.answers(table)
-        staged = stage()
+        parts = stage()
         met = self.letters.meet_stage(table)
         conflicts = settle_differing(self.target, table, answers, self.replica, tick)
         applied, refused = None, list[Refused]()
         while applied is None:
             try:
                 # dead letters and conflicts edit the stage
-                as_filled = staged.paired and not met and not conflicts
-                applied = apply_staged(self.target, table, staged if as_filled else replace(staged, paired=False))
+                applied = apply_staged(self.target, table, IN_STAGE if met or conflicts else parts)
             except (psycopg.Error, RowsLackingError) as error:
                 if not refuses_rows(error):
                     raise
                 if stage_all is not None:
-                    staged = stage_all()
+                    parts = stage_all()
                     stage_all, met = None, self.letters.meet_stage(table)
                     continue
                 old = self.letters.keys_sql(table)
@@ -117,39 +115,55 @@ class TableApplier:
         return self.policies.of(table.name, [column.name for column in table.columns])
 
 
-def apply_staged(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE) -> Applied:
-    """Apply what is staged, or raise and leave the target as it was; RowsLackingError if it does not take some rows."""
+def takes_parts(table: ReplicaTable) -> bool:
+    """True if any parts of a table's net change may be applied one after the other.
+
+    Not so if a row may need a place that a row of a later part leaves.
+    """
+    return table.keyed and not (table.more_keys or table.deferrable or any(one.always for one in table.columns))
+
+
+def apply_staged(target: Connection[Any], table: ReplicaTable, parts: Iterable[Staged] = IN_STAGE) -> Applied:
+    """Apply what is staged, or raise and leave the target as it was; RowsLackingError if it does not take some rows.
+
+    There may be several parts if takes_parts().
+    """
     if not table.keyed:
-        return _attempt(target, table, staged, replace_whole_rows)
-    replace_all = partial(replace_rows, staged=staged)
-    if takes_other_identity(target, table, staged.name):
-        return _attempt(target, table, staged, replace_all)
+        return _attempt(target, table, parts, lambda target, table, _: replace_whole_rows(target, table))
+    if takes_parts(table):
+        return _attempt(target, table, parts, update_rows)
+    parts = list(parts)
+    if any(takes_other_identity(target, table, part.name) for part in parts):
+        return _attempt(target, table, parts, replace_rows)
     try:
-        return _attempt(target, table, staged, partial(update_rows, staged=staged))
+        return _attempt(target, table, parts, update_rows)
     except PLACE_TAKEN:
         # two rows may have swapped the values of another unique key, or what an exclusion constraint compares
         if not table.more_keys:
             raise
-        return _attempt(target, table, staged, replace_all)
+        return _attempt(target, table, parts, replace_rows)
 
 
 def _attempt(
     target: Connection[Any],
     table: ReplicaTable,
-    staged: Staged,
-    change: Callable[[Connection[Any], ReplicaTable], Applied],
+    parts: Iterable[Staged],
+    change: Callable[[Connection[Any], ReplicaTable, Staged], Applied],
 ) -> Applied:
     """Change the rows that are staged, in a savepoint."""
+    applied = Applied()
     with target.transaction():
         # what is asked of conflicts after a failure is joined in any way
         target.execute(_BY_KEY if table.keyed else _BY_ROW)
-        applied = change(target, table)
-        check_deferrable_keys(target, table, staged.name)
-        staged = staged.counted(target)
-        assert staged.coming is not None
-        assert staged.going is not None
-        there = applied.inserted + applied.updated, applied.updated + applied.deleted
-        lacking = max(abs(staged.coming - there[0]), abs(staged.going - there[1]))
-        if lacking:
-            raise RowsLackingError(f"did not take {lacking} changes")
-        return applied
+        for part in parts:
+            changed = change(target, table, part)
+            check_deferrable_keys(target, table, part.name)
+            staged = part.counted(target)
+            assert staged.coming is not None
+            assert staged.going is not None
+            there = changed.inserted + changed.updated, changed.updated + changed.deleted
+            lacking = max(abs(staged.coming - there[0]), abs(staged.going - there[1]))
+            if lacking:
+                raise RowsLackingError(f"did not take {lacking} changes")
+            applied += changed
+    return applied

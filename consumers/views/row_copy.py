@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +17,11 @@ from gdq.sql_text import raw
 BLOCK_BYTES = 64 * 1024
 
 CopyForm = Literal["binary", "text"]
+
+# A copy in binary form begins with so many bytes, and ends with a number of columns that no row has.
+# https://www.postgresql.org/docs/current/sql-copy.html
+_HEADER_BYTES = 19
+_TRAILER = b"\xff\xff"
 
 # Text is in one encoding whatever the two sessions have; values in binary form follow the sessions, which are gdq's.
 _OPTIONS: dict[CopyForm, str] = {"binary": "format binary", "text": "format text, encoding 'UTF8'"}
@@ -55,6 +60,40 @@ def copy_rows(
                 size += len(block)
                 moved(rows)
         return RowsCopied(writer.rowcount, size)
+
+
+def copy_in_parts(
+    source: Connection[Any],
+    copied: str,
+    sink: Connection[Any],
+    parts: Iterable[tuple[str, int]],
+    *,
+    moved: Callable[[int], None] = lambda _: None,
+) -> Generator[RowsCopied, None, None]:
+    """Copy rows in binary form, the first ones into the first of some tables, and so on; what was moved into each.
+
+    `parts`: what stands between COPY and FROM, and about how many bytes go there; it is asked for another part when
+    there are rows left, and must have one. `copied`, `moved`: as for copy_rows().
+    """
+    with closing(copy_blocks(source, f"copy {copied} to stdout ({_OPTIONS['binary']})")) as blocks:
+        ended: tuple[bytes, int] = (b"", 0)
+        block, rows = next(blocks, ended)
+        header, is_first = block[:_HEADER_BYTES], True
+        for into, limit in parts:
+            with sink.cursor() as writer:
+                with writer.copy(raw(f"copy {into} from stdin ({_OPTIONS['binary']})")) as copy:
+                    size = 0 if is_first else len(header)
+                    copy.write(header[:size])
+                    while block and size < limit:
+                        copy.write(block)
+                        size += len(block)
+                        moved(rows)
+                        block, rows = next(blocks, ended)
+                    copy.write(_TRAILER if block else b"")
+                yield RowsCopied(writer.rowcount, size)
+            is_first = False
+            if block in (b"", _TRAILER):
+                return
 
 
 def copy_blocks(

@@ -183,7 +183,7 @@ class SlotApplier:
         """Delete the rows of a table without other changes, if the server has refused TRUNCATE."""
         table = self.describe(published)
 
-        def stage() -> Staged:
+        def stage() -> Sequence[Staged]:
             make_stage(self._target, table)
             return IN_STAGE
 
@@ -213,7 +213,7 @@ class SlotApplier:
         answer = self.tables.answers(table)["update_missing"]
         inserts = answer.action in ("apply", "newest") or self.tables.policies.on_error == "dead-letter"
 
-        def stage() -> Staged:
+        def stage() -> Sequence[Staged]:
             images.stage(self._target, table, whole=self.tables.needs_whole(table), inserts_missing=inserts)
             return IN_STAGE
 
