@@ -31,6 +31,7 @@ from gdq.consumers.views.target_rows import TargetRows
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.spark.parts import Branch, LeafRead
 from gdq.plan.spark.plan import SparkPlan
+from gdq.plan.steps import NO_NUMBER
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.sql_text import quote, raw
 from gdq.typed.arrow import ARROW_LOG_SETTINGS, ArrowColumn, arrow_select_sql
@@ -148,7 +149,7 @@ class SparkJoinEngine:
         if state is not None:
             kept, sums = KeptSums(state, self.plan.loose), self._sums(stage, state)
             if not full and self.place.sql.value(self._no_number(stage, state)):
-                raise NeedsFull("NaN or infinity came into or went from a sum")
+                raise NeedsFull(NO_NUMBER)
         elif detail is not None:
             kept = KeptValues(detail, self.plan.loose)
             sums = kept.sums(f"({self._rows(stage)})")

@@ -25,7 +25,7 @@ from gdq.consumers.views.few_statement import FEW, ROWS_MAX, Netted
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.errors import PlanError
 from gdq.plan.postgres import PostgresPlan
-from gdq.plan.steps import PlannedValue
+from gdq.plan.steps import NO_NUMBER, PlannedValue
 from gdq.view.view import ViewInfo
 
 # As many changes as the plans for thousands serve; more are planned for how many they are.
@@ -74,10 +74,11 @@ class CompiledChanges:
         values = {key: value for branch in branches for key, value in branch.values.items()}
         texts = [branch.forgotten(values) + branch.text for branch in branches]
         masks = [_mask(some, chosen) for chosen in sets]
-        written = "".join(f"\n  elsif gdq_changed = {mask} then{text}" for mask, text in zip(masks, texts, strict=True))
+        tested = [f"if gdq_changed = {mask} then{text}" for mask, text in zip(masks, texts, strict=True)]
+        written = "\n    els".join(tested)
         if len(sets) < 2 ** len(some) - 1:
             # the branch for changes of all tables serves any of them
-            written += f"\n  else{texts[-1]}"
+            written += f"\n    else{texts[-1]}"
         return self._body(read, deltas, written)
 
     def statements(self) -> list[ChangeStatement]:
@@ -135,14 +136,14 @@ begin
   if gdq_changed = 0 then
     gdq_many := false;
   elsif gdq_all between gdq_few + 1 and {_MANY} and gdq_few > 0 then
-    if false then{many}
+    {many}
     end if;
   else
     if gdq_all > gdq_few then
       -- the planner sees how many changes there are
       perform pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true);
     end if;
-    if false then{few}
+    {few}
     end if;
   end if;
   -- NULL: no branch has followed the changes
@@ -150,7 +151,7 @@ begin
     raise exception 'the changes take more than one statement'
       using errcode = case when gdq_all > gdq_few then 'raise_exception' else 'program_limit_exceeded' end;
   elsif gdq_refused then
-    raise exception 'NaN or infinity came into or went from a sum';
+    {raise_statement(NO_NUMBER)}
   elsif gdq_deleted <> gdq_expected then
     raise exception 'the target lacks rows that went';
   end if;

@@ -86,18 +86,18 @@ class CompiledDelta:
     def netting(self, bit: int) -> str:
         """Statements that fill the variables and set this bit of gdq_changed; many changes end the function."""
         into = f"into gdq_seen, gdq_net, gdq_small, {', '.join(name for name, _ in self.variables)}"
-        # mostly one segment has changes: a statement that names others opens them too, which takes longer than ten rows
-        alone = "".join(
-            f"\n    elsif not gdq_segments && {_oids(other for other in self.parts if other != one)} then"
-            f"\n      {self._selected([one])} {into};"
-            for one in (self.parts if len(self.parts) > 1 else ())
-        )
+        chosen = f"\n    {self.select} {into};"
+        if len(self.parts) > 1:
+            # mostly one segment has changes: a statement that names others opens them too, which takes longer than
+            # ten rows
+            alone = [
+                f"if not gdq_segments && {_oids(other for other in self.parts if other != one)} then"
+                f"\n      {self._selected([one])} {into};"
+                for one in self.parts
+            ]
+            chosen = "\n    " + "\n    els".join(alone) + f"\n    else\n      {self.select} {into};\n    end if;"
         return f"""
-  if gdq_segments && {_oids(self.parts)} then
-    if false then{alone}
-    else
-      {self.select} {into};
-    end if;
+  if gdq_segments && {_oids(self.parts)} then{chosen}
     gdq_all := gdq_all + gdq_seen;
     if gdq_seen > gdq_most or not gdq_small then
       return;

@@ -108,6 +108,15 @@ class CompiledSteps:
             read = self._noted("find a value", self._read(f"select ({value.new}), ({value.old})"))
             taken = f"{before} := {kept};\n        {followed} into {name};"
             anew = f"{read} into {name}, {before};"
+            if self._is_shown(value, kind):
+                # each row that the view had shows it, and no table is read
+                shown = f"select t.{quote(value.shown)} from {self.rows.target.table} as t limit 1"
+                anew = f"""{self._noted("take a value from the target", shown)} into {before};
+        if found then
+          {followed} into {name};
+        else
+          {anew}
+        end if;"""
             reason = raise_statement("the value of a subquery changed [subquery-value]")
             compared = f"\n      if {name}::text is distinct from {before}::text then\n        {reason}\n      end if;"
         self._parts[as_part(step.name)] = f"select {name} as c1, 1 as w"
@@ -118,6 +127,12 @@ class CompiledSteps:
         {anew}
       end if;{compared}
       gdq_kept := gdq_kept || pg_catalog.jsonb_build_object('{key}', {name}::text);"""
+
+    def _is_shown(self, value: PlannedValue, kind: str) -> bool:
+        """True if a column of the view, of the same type, has the value in every row."""
+        if not value.shown:
+            return False
+        return self._type(f"select q.{quote(value.shown)} from ({self.plan.query}) as q")[0] == kind
 
     def _noted(self, task: str, statement: str) -> str:
         self.statements.append((task, statement))

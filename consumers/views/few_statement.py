@@ -24,7 +24,7 @@ from gdq.consumers.views.state_parts import numbered, refused_sql, short_sql, sh
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.errors import PlanError
 from gdq.plan.postgres import ChangePlan, PostgresPlan
-from gdq.plan.steps import SignedOutcome
+from gdq.plan.steps import NO_NUMBER, SignedOutcome
 from gdq.plan.table import WEIGHT_COLUMN, UsedTable
 from gdq.sql_text import literal, quote
 
@@ -203,7 +203,7 @@ class FewStatement:
         """The rows deleted plus inserted, from the statement's row; NeedsFull, NeedsTables if they must not stand."""
         expected, deleted, inserted, refused, many = row
         if refused:
-            raise NeedsFull("NaN or infinity came into or went from a sum")
+            raise NeedsFull(NO_NUMBER)
         if many:
             raise ManyRows
         if deleted != expected:

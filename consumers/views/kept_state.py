@@ -19,6 +19,7 @@ from gdq.consumers.views.target_rows import TargetRows
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.postgres import PostgresPlan
 from gdq.plan.spark.parts import Detail
+from gdq.plan.steps import NO_NUMBER
 from gdq.plan.top import TopPlan
 
 _SUMS, _BEFORE = "pg_temp.gdq_sums", "pg_temp.gdq_before"
@@ -297,7 +298,7 @@ class KeptState:
         some = " or ".join(f"{name} <> 0" for name in numbers)
         self.make("gdq_sums", f"select * from ({sums}) as s where {some}")
         if refused and self.rows.sql.run(f"select from {_SUMS} where {refused} limit 1"):
-            raise NeedsFull("NaN or infinity came into or went from a sum")
+            raise NeedsFull(NO_NUMBER)
         touched = ""
         if groups:
             touched = f" join (select distinct {', '.join(groups)} from {_SUMS}) as d on {same_group(groups)}"

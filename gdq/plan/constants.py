@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Literal
 
 from sqlglot import exp
@@ -10,7 +11,7 @@ from sqlglot import exp
 from gdq.errors import PlanError
 from gdq.plan.delta import DeltaPlanner
 from gdq.plan.leaf import is_correlated, output_names
-from gdq.plan.query import value_of
+from gdq.plan.query import value_of, where_of
 from gdq.plan.steps import PlannedValue, PlanStep
 from gdq.plan.whole import require_limit_order
 
@@ -43,6 +44,8 @@ def fix_changed_subqueries(planner: DeltaPlanner, kinds: Collection[SubqueryKind
         else:
             sql = _is_other(kind, query, rows, new, old) if rows is not None else ""
         value = _extreme(planner, query, new, old) if held and kind == "scalar" and sql else None
+        if value is not None:
+            value = replace(value, shown=_shown(planner.query.root, place))
         node = _value_node(kind, new) if value is None else _held_node(planner, value)
         if sql:
             planner.steps.append(PlanStep("check", "check value", sql, _REASON, value=value))
@@ -83,6 +86,16 @@ def _extreme(planner: DeltaPlanner, query: exp.Query, new: str, old: str) -> Pla
         return None
     tables = frozenset(planner.query.tables(query))
     return PlannedValue(new, tables, old, "min" if isinstance(call, exp.Min) else "max", rows)
+
+
+def _shown(root: exp.Query, place: exp.Expr) -> str:
+    """The column of the view that WHERE says to equal the subquery in this place; empty if there is none."""
+    for part in where_of(root) if isinstance(root, exp.Select) else ():
+        sides = (part.this.unnest(), part.expression.unnest()) if isinstance(part, exp.EQ) else ()
+        for own, other in (sides, sides[::-1]) if sides else ():
+            if other is place.unnest():
+                return next((item.alias for item in root.expressions if value_of(item).unnest() == own), "")
+    return ""
 
 
 def _held_node(planner: DeltaPlanner, value: PlannedValue) -> exp.Var:

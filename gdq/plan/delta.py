@@ -25,14 +25,15 @@ from gdq.errors import PlanError
 from gdq.plan.dialect import render_sql
 from gdq.plan.gate import touched_keys_sql
 from gdq.plan.graph import Graph, GraphKey, build_graph, choose_graph_key
+from gdq.plan.group_sums import GroupSums, group_sums
 from gdq.plan.leaf import Leaf, is_correlated, output_names
 from gdq.plan.own_key import replaced_by_own_key
-from gdq.plan.query import Query, aliased, conjuncts, joins_of, leaves_of, subqueries_of, value_of, where_of
-from gdq.plan.recompute import OrderedRows, recomputed_sql, values_sql
-from gdq.plan.relation_sql import RelationSql, RelationState, among_keys
+from gdq.plan.query import Query, conjuncts, joins_of, leaves_of, subqueries_of, value_of, where_of
+from gdq.plan.recompute import OrderedRows, operated_sql, recomputed_sql, restricted_sql, values_sql
+from gdq.plan.relation_sql import RelationSql, among_keys
 from gdq.plan.separate import separated
 from gdq.plan.shape import dividing_expressions
-from gdq.plan.steps import PlannedValue, PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
+from gdq.plan.steps import NO_NUMBER, PlannedValue, PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.plan.whole import parts_after_where, require_limit_order, whole_inputs, whole_reason
 from gdq.plan.window_order import WindowOrder, window_order
@@ -93,11 +94,28 @@ class DeltaPlanner:
         by = self._dividing(query)
         if by is None:
             return self.core(query, [value_of(item) for item in query.expressions])
+        sums = group_sums(self.query, query)
+        if sums is not None and not self._is_by_key(query, sums.state.items, query.expressions):
+            return self._summed(query, by, sums)
         keys = self._part_keys(query, by)
         if keys is None:
             return None
         new, old = (recomputed_sql(self.relations, query, keys, state) for state in ("new", "old"))
         return self._difference(len(query.expressions), new, old)
+
+    def _summed(self, select: exp.Select, by: Sequence[exp.Expr], sums: GroupSums) -> str | None:
+        """The change of a grouped SELECT, of whose groups only the new sums are read."""
+        changes = self.core(select, sums.state.items)
+        if changes is None:
+            return None
+        columns = [(key, f"c{sums.state.groups.index(key.unnest()) + 1}") for key in by]
+        keys = [(key, self._keys(f"select {column} from {changes}")) for key, column in columns]
+        no_number = sums.no_number(changes)
+        if no_number:
+            self.steps.append(PlanStep("check", f"check {changes}", no_number, NO_NUMBER))
+        now = self.step(sums.now(self.relations, keys))
+        new, old = sums.shown(now), sums.shown(f"({sums.before(now, changes)})")
+        return self._difference(len(select.expressions), new, old)
 
     def _part_keys(self, select: exp.Select, by: Sequence[exp.Expr]) -> list[tuple[exp.Expr, str]] | None:
         """Some or all of the expressions `by`, each with the keys of the changed parts; None without changes."""
@@ -148,13 +166,17 @@ class DeltaPlanner:
 
     def core(self, select: exp.Select, items: Sequence[exp.Expr], beside: Sequence[exp.Expr] = ()) -> str | None:
         """The signed change of `items` over a SELECT's FROM and WHERE, or None; subqueries in `beside` count too."""
-        joins = list(joins_of(self.query.tree(select)))
-        conditions = [*where_of(select), *conjuncts(*(join.on for join in joins))]
-        nested = [query for part in [*conditions, *items, *beside] for query in subqueries_of(part)]
-        nested += self._laterals(select)
-        if any(join.kind != "inner" for join in joins) or any(self.relations.is_changed(query) for query in nested):
+        if self._is_by_key(select, items, beside):
             return self._core_by_key(select, items)
-        return self._core_by_sign(select, items, conditions)
+        joins = joins_of(self.query.tree(select))
+        return self._core_by_sign(select, items, [*where_of(select), *conjuncts(*(join.on for join in joins))])
+
+    def _is_by_key(self, select: exp.Select, items: Sequence[exp.Expr], beside: Sequence[exp.Expr]) -> bool:
+        """True if the signed changes of a SELECT's tables do not tell its change, but the keys that they touch."""
+        joins = list(joins_of(self.query.tree(select)))
+        parts = [*where_of(select), *conjuncts(*(join.on for join in joins)), *items, *beside]
+        nested = [query for part in parts for query in subqueries_of(part)] + self._laterals(select)
+        return any(join.kind != "inner" for join in joins) or any(self.relations.is_changed(query) for query in nested)
 
     def _replaced(self, select: exp.Select) -> ReplaceOutcome | None:
         """The plan that deletes from the target by key, if the view shows the key: then no query finds the old rows."""
@@ -186,7 +208,8 @@ class DeltaPlanner:
             return None
         touched_keys = self._key_step(graph, key, changed)
         items = [value_of(item) for item in select.expressions]
-        return ReplaceOutcome(((column, touched_keys),), self._restricted_core(select, items, key, touched_keys, "new"))
+        sql = restricted_sql(self.relations, select, items, key, touched_keys, state="new")
+        return ReplaceOutcome(((column, touched_keys),), sql)
 
     def _choose(self, select: exp.Select) -> tuple[Graph, GraphKey, list[str]] | None:
         """Graph, key and changed leaves of a SELECT whose FROM and WHERE follow rule K; None for rule L."""
@@ -212,17 +235,8 @@ class DeltaPlanner:
             raise PlanError("subquery", "a subquery whose tables changed stands where it is not followed")
         graph, key, changed = found
         keys = self._key_step(graph, key, changed)
-        new, old = (self._restricted_core(select, items, key, keys, state) for state in ("new", "old"))
+        new, old = (restricted_sql(self.relations, select, items, key, keys, state=state) for state in ("new", "old"))
         return self._difference(len(items), new, old)
-
-    def _restricted_core(
-        self, select: exp.Select, items: Sequence[exp.Expr], key: GraphKey, keys: str, state: RelationState
-    ) -> str:
-        bare = select.copy()
-        for clause in ("group", "having", "distinct", "order", "windows", "limit", "offset"):
-            bare.set(clause, None)
-        bare.set("expressions", [aliased(item, f"c{n}") for n, item in enumerate(items, 1)])
-        return self.relations.at(bare, state, {alias: [(name, keys)] for alias, name in key.bound.items()})
 
     def _core_by_sign(
         self, select: exp.Select, items: Sequence[exp.Expr], conditions: Sequence[exp.Expr]
@@ -307,16 +321,8 @@ class DeltaPlanner:
             return self.step(" union all ".join(f"select {listed} from {rows}" for rows in deltas))
         keys = [self._keys(" union all ".join(f"select {column} from {rows}" for rows in deltas)) for column in columns]
         where = " and ".join(among_keys(column, key) for column, key in zip(columns, keys, strict=True))
-        new, old = (self._operated(query, state, columns, where) for state in ("new", "old"))
+        new, old = (operated_sql(self.relations, query, state, columns, where) for state in ("new", "old"))
         return self._difference(width, new, old)
-
-    def _operated(self, query: exp.Query, state: RelationState, columns: Sequence[str], where: str) -> str:
-        """A set operation with the condition in every SELECT: PostgreSQL does not push it down into EXCEPT."""
-        if isinstance(query, exp.SetOperation):
-            word = query.key.upper() + ("" if query.args.get("distinct") else " ALL")
-            left, right = (self._operated(side, state, columns, where) for side in (query.this, query.expression))
-            return f"({left}) {word} ({right})"
-        return f"select * from ({self.relations.at(query, state)}) as q({', '.join(columns)}) where {where}"
 
     def _separated(self, select: exp.Select) -> exp.Select:
         return separated(self.query, select, f"d{next(self._aliases)}")

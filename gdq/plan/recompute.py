@@ -8,7 +8,7 @@ from functools import reduce
 
 from sqlglot import exp
 
-from gdq.plan.graph import build_graph
+from gdq.plan.graph import GraphKey, build_graph
 from gdq.plan.leaf import Leaf
 from gdq.plan.query import aliased, value_of
 from gdq.plan.relation_sql import RelationBounds, RelationSql, RelationState, among_keys
@@ -38,6 +38,34 @@ def recomputed_sql(
     group_all(bare)
     bare.set("expressions", [aliased(i, f"c{n}") for n, i in enumerate(select.expressions, 1)])
     return relations.at(bare, state, bounds)
+
+
+def restricted_sql(
+    relations: RelationSql,
+    select: exp.Select,
+    items: Sequence[exp.Expr],
+    key: GraphKey,
+    keys: str,
+    *,
+    state: RelationState,
+) -> str:
+    """`items` of the rows of a SELECT's FROM and WHERE at a state, as c1, c2, ...; their key is one of `keys`."""
+    bare = select.copy()
+    for clause in ("group", "having", "distinct", "order", "windows", "limit", "offset"):
+        bare.set(clause, None)
+    bare.set("expressions", [aliased(item, f"c{n}") for n, item in enumerate(items, 1)])
+    return relations.at(bare, state, {alias: [(name, keys)] for alias, name in key.bound.items()})
+
+
+def operated_sql(
+    relations: RelationSql, query: exp.Query, state: RelationState, columns: Sequence[str], where: str
+) -> str:
+    """A set operation with the condition in every SELECT: PostgreSQL does not push it down into EXCEPT."""
+    if isinstance(query, exp.SetOperation):
+        word = query.key.upper() + ("" if query.args.get("distinct") else " ALL")
+        left, right = (operated_sql(relations, side, state, columns, where) for side in (query.this, query.expression))
+        return f"({left}) {word} ({right})"
+    return f"select * from ({relations.at(query, state)}) as q({', '.join(columns)}) where {where}"
 
 
 def values_sql(relations: RelationSql, select: exp.Select, expression: exp.Expr, *, falling: bool) -> str:

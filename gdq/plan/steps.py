@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# Why a view is loaded in full whose sums cannot be taken back.
+NO_NUMBER = "NaN or infinity came into or went from a sum"
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedValue:
     """The value of a subquery over `tables`, which can be kept until the next refresh: `new` is its SELECT.
 
     `old`: the SELECT at the old state, if tables changed; then the value is the extreme of the kind `extreme`, and the
-    relation `rows` has the signed rows c1, w of what it is over.
+    relation `rows` has the signed rows c1, w of what it is over. `shown`: the column of the view that equals it in
+    every row; empty for none.
     """
 
     new: str
@@ -19,6 +23,7 @@ class PlannedValue:
     old: str = ""
     extreme: Literal["min", "max", ""] = ""
     rows: str = ""
+    shown: str = ""
 
 
 @dataclass(frozen=True, slots=True)

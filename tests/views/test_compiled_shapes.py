@@ -15,7 +15,7 @@ from gdq.view.view import set_view_audit
 from tests.support.view_churn import fill, transaction
 from tests.support.view_grammar import SHAPES, TABLES
 from tests.support.view_random import RandomView
-from tests.views.test_shapes import EXAMPLES, SEED, SOME, Scene, module_scene, scene
+from tests.views.test_shapes import EXAMPLES, PATIENCE, SEED, SOME, Scene, module_scene, scene
 
 __all__ = ["module_scene", "scene"]
 
@@ -51,8 +51,10 @@ def called(scene: Scene, query: str, tables: Sequence[str], rng: random.Random, 
 def test_shape(scene: Scene, name: str) -> None:
     shape, rng = SHAPES[name], random.Random(f"{SEED} {name} call")
     scene.run(fill(rng))
-    actions = called(scene, shape.query, shape.tables, rng)
-    assert "delta" in actions or not shape.incremental or name in IN_FULL
+    followed = shape.incremental and name not in IN_FULL
+    # most changes may move the value of a subquery, an average, which takes a full load
+    turns = (called(scene, shape.query, shape.tables, rng) for _ in range(PATIENCE if followed else 1))
+    assert any("delta" in actions for actions in turns) or not followed
 
 
 @pytest.mark.parametrize("name", SOME)
