@@ -39,7 +39,7 @@ The same changes for many readers: one `gdq spool` whose Parquet files all of th
 `pg_recvlogical -f /dev/null` (pgoutput in binary, replica identity full). Microseconds of processor time an event and
 reader. The server's is that of all its processes but the session that writes to the table. The clients' is that of
 `gdq spool` with its readers, which have every column as Arrow; pg_recvlogical does not look into what it gets.
-While changes are written one by one a ticker is at work, which is a part of the server's time."""
+The steady rate is measured after three seconds of it. A ticker is at work then, and a part of the server's time."""
 
 _MIRROR = """\
 A first load reads a table of rows of about 180 bytes into an empty lake table: `gdq mirror`, and Spark's read by JDBC

@@ -3,7 +3,8 @@
     python -m bench.spool [--rows 40000] [--readers 16] [--seconds 20] [--rounds 3]
 
 A spool is written once by `gdq spool`, and its readers read the files; each slot is read by a pg_recvlogical of its
-own. Both have a server of their own with the same work: changes that gathered while nobody read, then a steady rate.
+own. Both have a server of their own with the same work: changes that gathered while nobody read, then a steady rate,
+which is measured after some seconds of it: connections are made and plans are kept by then.
 What counts is the processor time of all processes of the server, but for the session that writes to the tables.
 """
 
@@ -45,6 +46,7 @@ from gdq.ticker import maintain_all
 
 _QUEUE, _TABLE = "bench", "app.item"
 _RATE, _TRANSACTION = 1000, 20
+_BEFORE_SECONDS = 3  # a round of inserts, updates and deletes is whole then
 _WAIT_SECONDS = 600.0
 _WRITE = f"""
 do $$ begin
@@ -128,16 +130,20 @@ def _spool(place: Place, case: str, size: Size) -> dict[str, float]:
                 once()
             else:
                 with ticker(place.conninfo), _program(command, environment):
-                    used["writer"] = _written_live(place, size)
+                    _written_live(place, _BEFORE_SECONDS)
+                    used.begin()
+                    before = _ticker_cpu(place)
+                    used.writer = _written_live(place, size.seconds)
                     told = [reader.hear(_WAIT_SECONDS) for reader in readers]
-                    used["ticker"] = _ticker_cpu(place)
+                    used.ticker = _ticker_cpu(place) - before
+                    used.end()
             told = [reader.hear(_WAIT_SECONDS) for reader in readers] if case == CATCH_UP else told
-            used["readers"] = sum(told)
+            used.readers = sum(told)
         batches = len(list(Path(folder, "spool", "_gdq_spool", "batches").iterdir()))
         with session(place.conninfo) as connection:
             connection.execute("select gdq.unregister_consumer(%s, 'spool')", [_QUEUE])
             maintain_all(connection)
-        return _values(used, wanted, size.readers) | {"batches": batches}
+        return _values(used, case, wanted, size.readers) | {"batches": batches}
 
 
 def _slots(place: Place, case: str, size: Size) -> dict[str, float]:
@@ -164,15 +170,18 @@ def _slots(place: Place, case: str, size: Size) -> dict[str, float]:
             if any(program.wait() for program in programs):
                 raise BenchError("pg_recvlogical failed")
         else:
-            used["writer"] = _written_live(place, size)
+            _written_live(place, _BEFORE_SECONDS)
+            used.begin()
+            used.writer = _written_live(place, size.seconds)
             with session(place.conninfo) as connection:
                 query = """select case when count(*) = %s then 1 end from pg_stat_replication
                             where sent_lsn >= pg_current_wal_lsn()"""
                 wait_for("the slots", query, connection, size.readers, seconds=_WAIT_SECONDS)
-                used["writer"] += cpu_seconds(connection.info.backend_pid)
+                used.writer += cpu_seconds(connection.info.backend_pid)
+            used.end()
     with session(place.conninfo) as connection:
         drop_slots(connection, "bench_%")
-    return _values(used, wanted, size.readers)
+    return _values(used, case, wanted, size.readers)
 
 
 _WAYS: dict[str, Callable[[Place, str, Size], dict[str, float]]] = {SPOOL: _spool, SLOTS: _slots}
@@ -181,7 +190,7 @@ _WAYS: dict[str, Callable[[Place, str, Size], dict[str, float]]] = {SPOOL: _spoo
 def _gather(place: Place, case: str, size: Size) -> int:
     """Write what is to be caught up; the number of events that readers will get in all."""
     if case == LIVE:
-        return round(size.seconds * _RATE / _TRANSACTION) * _TRANSACTION
+        return _events_of(size.seconds) + _events_of(_BEFORE_SECONDS)
     with session(place.conninfo) as connection:
         connection.execute(_WRITE.format(rows=size.rows, step=size.step).encode())
         connection.execute(f"vacuum {_TABLE}".encode())
@@ -189,9 +198,14 @@ def _gather(place: Place, case: str, size: Size) -> int:
     return 3 * size.rows
 
 
-def _written_live(place: Place, size: Size) -> float:
+def _events_of(seconds: float) -> int:
+    """How many a steady rate makes in this time."""
+    return round(seconds * _RATE / _TRANSACTION) * _TRANSACTION
+
+
+def _written_live(place: Place, seconds: float) -> float:
     """Have a process write at a steady rate; the processor time of its session in the server."""
-    with Child(write_live, place.conninfo, round(size.seconds * _RATE / _TRANSACTION)) as writer:
+    with Child(write_live, place.conninfo, _events_of(seconds) // _TRANSACTION) as writer:
         return float(writer.hear(_WAIT_SECONDS))
 
 
@@ -232,18 +246,37 @@ def _program(command: list[str], environment: Mapping[str, str]) -> Iterator[sub
         program.wait()
 
 
+class _Used:
+    """What readers use: seconds and the server's processor time from begin() to end(), that of programs in all."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        self.writer = self.readers = self.ticker = self.programs = 0.0
+        self._programs = _programs_cpu()
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self.server, self.seconds = -server_cpu(self._connection), -time.perf_counter()
+        self._ended = False
+
+    def end(self) -> None:
+        """Count no more, unless that was said before."""
+        if not self._ended:
+            self.server += server_cpu(self._connection)
+            self.seconds += time.perf_counter()
+            self._ended = True
+
+
 @contextmanager
-def _used(place: Place) -> Iterator[dict[str, float]]:
-    """What the block uses: seconds, and processor time of the server and of the programs that end in it."""
-    used = {"writer": 0.0, "readers": 0.0, "ticker": 0.0}
+def _used(place: Place) -> Iterator[_Used]:
+    """What the block uses; of the processor time of programs that of those that end in it."""
     with session(place.conninfo) as connection:
-        programs, server = _programs_cpu(), server_cpu(connection)
-        started = time.perf_counter()
+        used = _Used(connection)
         yield used
-        used["seconds"] = time.perf_counter() - started
         wait_for_sessions(connection)
-        used["server"] = server_cpu(connection) - server - used["writer"]
-        used["programs"] = _programs_cpu() - programs
+        used.end()
+        used.programs = _programs_cpu() - used._programs
 
 
 def _ticker_cpu(place: Place) -> float:
@@ -258,12 +291,13 @@ def _programs_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _values(used: Mapping[str, float], wanted: int, readers: int) -> dict[str, float]:
+def _values(used: _Used, case: str, wanted: int, readers: int) -> dict[str, float]:
     """Microseconds an event and reader."""
-    share = 1e6 / wanted / readers
-    client = used["programs"] + used["readers"]
-    server = {"server_us": used["server"] * share, "ticker_us": used["ticker"] * share}
-    return {"seconds": used["seconds"], "client_us": client * share} | server
+    share = 1e6 / readers
+    counted = wanted - _events_of(_BEFORE_SECONDS) if case == LIVE else wanted
+    client = (used.programs + used.readers) * share / wanted
+    server = {"server_us": (used.server - used.writer) * share / counted, "ticker_us": used.ticker * share / counted}
+    return {"seconds": used.seconds, "client_us": client} | server
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

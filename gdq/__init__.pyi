@@ -13,6 +13,7 @@ from gdq.consumer import peek as peek
 from gdq.consumer import register_consumer as register_consumer
 from gdq.consumer import require_copy as require_copy
 from gdq.consumer import seek as seek
+from gdq.consumer import set_pace as set_pace
 from gdq.consumer import set_tables as set_tables
 from gdq.consumer import unregister_consumer as unregister_consumer
 from gdq.consumers.copy.chunk import ChunkedCopy as ChunkedCopy

@@ -37,7 +37,8 @@ class ConsumerInfo(Shown):
 
     `lag`: upper bound for the age of its oldest unfinished change. `unread_bytes`: of the logs that it takes.
     `batch_age`: time since its oldest open batch was opened. `resync`: tables that it must copy again, now or at a
-    later event; `reason`: why. `tables`: None for all. Values are None while consumer or queue are being dropped.
+    later event; `reason`: why. `tables`: None for all. `pace`: see set_pace(); None: it needs changes at once. Values
+    are None while consumer or queue are being dropped.
     """
 
     _shown = "queue_name consumer_name lag unread_events last_seen batch_age retries dead_letters resync paused"
@@ -58,6 +59,7 @@ class ConsumerInfo(Shown):
     skip_origin: list[str] | None
     owner_role: str
     paused: bool
+    pace: timedelta | None
 
     @property
     def tables_resync(self) -> int:
@@ -132,6 +134,16 @@ def seek(
 def set_tables(connection: Connection[Any], queue: str, consumer: str, tables: Sequence[str] | None) -> bool:
     """Change the tables that a consumer takes from now on (None: all); False if it takes these already."""
     return bool(call(connection, "set_tables", queue, consumer, None if tables is None else list(tables)))
+
+
+def set_pace(connection: Connection[Any], queue: str, consumer: str, pace: timedelta | float | None) -> bool:
+    """Say how often a consumer needs a batch: not more than once in `pace`; None or 0: as soon as there are changes.
+
+    `pace`: a time, or seconds. Ticks come as often as one consumer of the queue needs them, at most once in
+    ticker_max_lag. False if it was so already.
+    """
+    time = pace if pace is None or isinstance(pace, timedelta) else timedelta(seconds=pace)
+    return bool(call(connection, "set_pace", queue, consumer, time))
 
 
 def consumer_info(connection: Connection[Any], queue: str | None = None) -> list[ConsumerInfo]:

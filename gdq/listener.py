@@ -24,6 +24,7 @@ _POOLED_LOOK_SECONDS = 0.5
 class _Queue:
     name: str
     housekeeping: Housekeeping
+    patience: float  # seconds without a notification after which it is taken that no ticker runs
     heard_at: float = float("-inf")  # when another session notified of a tick
 
 
@@ -59,7 +60,8 @@ class Listener:
             channel = f"gdq_{queue.queue_id}"
             if queue.queue_name in names and channel not in self._queues:
                 housekeeping = Housekeeping(queue.queue_name, _PAUSE_SECONDS_MAX, lag=self.lag)
-                self._queues[channel] = _Queue(queue.queue_name, housekeeping)
+                patience = TICKER_SECONDS + queue.tick_lag.total_seconds()
+                self._queues[channel] = _Queue(queue.queue_name, housekeeping, patience)
                 if not self.pooled:
                     yield Statement(sql.SQL("listen {}").format(sql.Identifier(channel)), result=False)
 
@@ -76,6 +78,9 @@ class Listener:
         every half second, or `pause_seconds`, and whenever one of `sockets()` becomes readable.
         """
         while not is_over():
+            # a ticker's notifications that came while the caller was busy are not read yet
+            if self._until_due() == 0 and (yield Wait(0)):
+                return True
             if (yield from self._take_ticks()):
                 self.notified = True  # the notification may not be read yet, and a pooler passes none on
             elif is_over():  # a notification came with the answer
@@ -104,7 +109,7 @@ class Listener:
 
     def _own_queues(self) -> list[_Queue]:
         """The queues for which no other session has notified of a tick lately."""
-        return [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= TICKER_SECONDS]
+        return [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= queue.patience]
 
     def _notice(self, notify: psycopg.Notify) -> None:
         # psycopg may call this during any command

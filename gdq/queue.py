@@ -29,7 +29,8 @@ class QueueInfo(Shown):
     """One queue: its last tick, rate of events, size of logs, and settings.
 
     `tables_resync`: captured tables with a gap; `open_writers`: open transactions that have written to the logs.
-    From `ticker_max_count` on: the settings, see create_queue().
+    From `ticker_max_count` on: the settings, see create_queue(). `tick_lag`: time between two ticks while changes come:
+    ticker_max_lag, or longer if all consumers have a longer pace, see set_pace().
     """
 
     _shown = "queue_name last_tick tick_age events_since_tick log_bytes tables tables_resync consumers paused"
@@ -56,6 +57,7 @@ class QueueInfo(Shown):
     retention: timedelta
     unlogged: bool
     max_bytes: int | None
+    tick_lag: timedelta
 
 
 @dataclass(frozen=True, slots=True, repr=False)

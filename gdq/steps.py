@@ -180,6 +180,8 @@ def _wait(connection: Connection[Any], wait: Wait) -> bool:
 async def _wait_async(connection: AsyncConnection[Any], wait: Wait) -> bool:
     """Only for steps without sockets."""
     loop, readable, own = asyncio.get_running_loop(), asyncio.Event(), connection.fileno()
+    if wait.seconds <= 0:  # a look, for which the loop would not run
+        return bool(select.select([own], [], [], 0)[0])
     loop.add_reader(own, readable.set)
     try:
         await asyncio.wait_for(readable.wait(), wait.seconds)

@@ -156,13 +156,12 @@ def read_events(connection: Connection[Any], batch_id: int, token: object, choic
 def read_other_events(connection: Connection[Any], batch_id: int, token: object) -> Iterator[Event]:
     """The events of an open batch that are not in the logs of tables: TRUNCATE, DDL, gaps and messages, and retries.
 
-    The rows of tables are not read, but for those of tables with more columns than a SELECT may have.
+    The rows of tables are not read.
     """
-    values = EventChoice("new", ()).values(_new_name())
+    values = [batch_id, token, _new_name(), "none", None]
     with mapped_errors():
-        listed = connection.cursor(row_factory=tuple_row).execute(_OPEN_EVENTS, [batch_id, token, *values]).fetchall()
-        if others := [row for row in listed if row[1] != "rows"]:
-            yield from _read_parts(connection, EventChoice("new", ()).parts(others))
+        listed = connection.cursor(row_factory=tuple_row).execute(_OPEN_EVENTS, values).fetchall()
+        yield from _read_parts(connection, EventChoice("new", ()).parts(listed))
 
 
 async def read_events_async(

@@ -117,10 +117,11 @@ class Housekeeping:
     """The work of a ticker in small steps, for a loop with other tasks.
 
     While nothing happens, a step is a look at the event numbers, after a part of the time since they moved: at most
-    ticker_max_lag, and `interval_seconds`. A change after a quiet time has its tick at once. While changes come, ticks
-    are ticker_max_lag apart, and each is begun early, by the average time that ticks take. That time is measured from
-    the planned moment, which the caller's sleep passes a little, to the commit. `lag`: seconds between two ticks in
-    place of ticker_max_lag, if they are fewer, for a caller who waits for changes.
+    the queue's tick_lag, and `interval_seconds`. A change after a quiet time has its tick at once. While changes come,
+    ticks are tick_lag apart, and each is begun early, by the average time that ticks take. That time is measured from
+    the planned moment, which the caller's sleep passes a little, to the commit. tick_lag is ticker_max_lag, or longer
+    if all consumers have a longer pace. `lag`: seconds between two ticks in its place, if they are fewer, for a caller
+    who waits for changes.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class Housekeeping:
                 took = min(late + time.monotonic() - begun, _AHEAD_SECONDS_MAX)
                 self._ahead += (took - self._ahead) * _AHEAD_SHARE
             made += more
-            if not more or self._queue is not None:
+            if not more or self._queue is not None or self.pause > 0:
                 break
             if stop():
                 return made
@@ -204,22 +205,22 @@ class Housekeeping:
         made, due, longest, seen, snapshot, guarded = row
         now = time.monotonic()
         if made is not None:
-            self._guarded = guarded
-        if made:
-            self._seen = None
-            self._next_at = self._all_at = now + (due or 0)
-            return int(made)
-        if made is not None:
-            if seen != self._seen:
+            if made or seen != self._seen:
                 self._moved_at = now
+            self._guarded = guarded
             self._seen, self._snapshot, self._longest = seen, snapshot, longest
             self._all_at = now + (_ALL_SECONDS if due is None else min(due, _ALL_SECONDS))
+        if made and due is not None and (due <= 0 or (self._queue is not None and longest is None)):
+            # a tick of another queue is due, or none of the only queue may be before that time
+            self._next_at = self._all_at = now + due
+            return int(made)
         most = self._interval if self._longest is None else min(self._longest, self._interval)
         if made is not None or snapshot is not None:
             self._snapshot_at = now + most
         pause = most if self._longest is None else min((now - self._moved_at) * _LOOK_SHARE, most)
-        self._next_at = max(min(now + pause, self._all_at), now + _LOOK_SECONDS_MIN)
-        return 0
+        least = 0 if made and self._queue is not None else _LOOK_SECONDS_MIN
+        self._next_at = max(min(now + pause, self._all_at), now + least)
+        return int(made or 0)
 
 
 def run_ticker(

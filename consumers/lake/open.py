@@ -6,15 +6,17 @@ A format's libraries are imported when a table of that format is opened.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import GdqError
 from gdq.object_store import error_line, store_hint
-from gdq.view.lake_name import LakeName
+from gdq.view.lake_name import LakeKind, LakeName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +24,30 @@ if TYPE_CHECKING:
 
     from gdq.consumers.lake.columns import EvolvedColumn
     from gdq.consumers.lake.files import ArrowDifference
+
+
+# Iceberg's libraries take most of the start of a program; the catalog's own are imported by its name.
+_AHEAD: dict[LakeKind, tuple[str, ...]] = {
+    "delta": ("gdq.consumers.lake.delta",),
+    "iceberg": ("gdq.consumers.lake.iceberg", "pyiceberg.catalog.sql"),
+}
+_imports: dict[LakeKind, Thread] = {}
+
+
+def import_ahead(kind: LakeKind) -> None:
+    """Import a format's libraries in a thread, while the caller waits for a server; open_lake() waits for its end.
+
+    What is missing is an error of open_lake().
+    """
+
+    def work() -> None:
+        with suppress(ImportError):
+            for module in _AHEAD[kind]:
+                import_module(module)
+
+    if kind in _AHEAD and kind not in _imports:
+        _imports[kind] = Thread(target=work, name=f"imports of {kind}")
+        _imports[kind].start()
 
 
 def open_lake(name: LakeName, owner: str, source: str) -> LakeTable:
@@ -91,6 +117,8 @@ class _OneLineErrors:
 
 
 def _open(name: LakeName, owner: str, source: str) -> LakeTable:
+    if name.kind in _imports:
+        _imports[name.kind].join()
     try:
         match name.kind:
             case "delta":

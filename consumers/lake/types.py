@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from gdq.consumers.lake.read_ahead import read_ahead
 from gdq.consumers.views.row_copy import copy_blocks
 from gdq.errors import UnsupportedValue
 from gdq.owner_sql import OwnerSql
@@ -20,6 +21,8 @@ from gdq.typed.pgtypes import FIRST_USER_OID, READ_AS_TEXT, base_type_name, colu
 from gdq.view.lake_name import LakeKind, check_lake_columns
 
 _BLOCK_BYTES = 8 * 2**20
+# A thread receives so many blocks while the ones before are parsed and written.
+_BLOCKS_AHEAD = 2
 
 # Types whose values are equal in PostgreSQL exactly if they are equal in a lake table.
 _COMPARABLE = {
@@ -89,7 +92,7 @@ def lake_schema(columns: Sequence[LakeColumn]) -> pa.Schema:
 
 def read_lake_rows(
     owned: OwnerSql, rows: str, columns: Sequence[LakeColumn], weight: str | None = None
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """Stream the rows of a SELECT of the view's columns, in order, as record batches.
 
     The session must have READ_SETTINGS. `weight`: the name of a further bigint column. UnsupportedValue for a value
@@ -102,8 +105,15 @@ def read_lake_rows(
     select = owned.select(f"select {values} from ({rows}) as r({names})")
     query = f"copy ({select}) to stdout (format csv, encoding 'UTF8')"
     with closing(copy_blocks(owned.connection, query, _BLOCK_BYTES)) as blocks:
-        for block, _ in blocks:
-            yield _batch(block, wanted, schema)
+        first = next(blocks, None)
+        if first is None:
+            return
+        yield _batch(first[0], wanted, schema)
+        if len(first[0]) < _BLOCK_BYTES:
+            return  # there is no other
+        with closing(read_ahead(blocks, _BLOCKS_AHEAD, owned.connection.cancel)) as further:
+            for block, _ in further:
+                yield _batch(block, wanted, schema)
 
 
 def read_lake_column(owned: OwnerSql, rows: str, column: LakeColumn) -> pa.Array:

@@ -21,7 +21,7 @@ from gdq.batch import Batch
 from gdq.call import scalar
 from gdq.conninfo import connect
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, set_tables
-from gdq.consumers.lake.open import open_lake
+from gdq.consumers.lake.open import import_ahead, open_lake
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.mirror.batch_changes import CopyAgain, TableLog
 from gdq.consumers.mirror.batch_reader import BatchReader, KeptTable
@@ -115,6 +115,7 @@ class Mirror:
         self._policy = ColumnPolicy.parse(columns, history)
         self._again: set[str] = set()
         self._kept: dict[int, KeptTable] = {}
+        import_ahead(mirror_kind(self.target))
         with ExitStack() as stack:
             self.source = stack.enter_context(connect(source, application_name=f"gdq:{queue}/{name}", autocommit=True))
             apply_settings(self.source)

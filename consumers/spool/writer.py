@@ -18,7 +18,7 @@ from psycopg import Connection
 from gdq.batch import Batch
 from gdq.batch_state import refuse_gap
 from gdq.call import scalar
-from gdq.consumer import Consumer, register_consumer, seek
+from gdq.consumer import Consumer, register_consumer, seek, set_pace
 from gdq.consumers.spool.store import Manifest, SpoolFile, SpoolStore, range_name, table_path
 from gdq.era import check_position, position
 from gdq.errors import GdqError, ResyncRequired
@@ -69,7 +69,7 @@ def spool_batches(
 
     A new folder's consumer is registered unless it is; it begins at its position. `keep`: batches that are older are
     removed, but for the last; None: none is. `every`: unless `once`, seconds from the begin of a batch to that of the
-    next, at least. `as_text`: columns to write as text.
+    next, at least, which is the consumer's pace from then on. `as_text`: columns to write as text.
     """
     store = SpoolStore(folder)
     connection.autocommit = True
@@ -77,6 +77,8 @@ def spool_batches(
     _begin(connection, queue, consumer, store)
     last = _go_on(connection, queue, consumer, store)
     after = position(connection, queue, consumer) if last is None else last.position
+    if not once:
+        set_pace(connection, queue, consumer, every)  # ticks need not come more often for a spool
     with (
         Consumer(connection, queue, consumer, max_events=max_events) as reader,
         closing(reader.batches(once=once, stop=stop)) as batches,

@@ -72,7 +72,7 @@ as $$
               position,tick_position,tick_nonce,check_position,
               force_tick,tick_step,ticker,check_tables,check_logs,maintain}'),
            ('{gdq_consumer,gdq_admin}',
-            '{seek,resynced,require_copy,copy_sql,check_captured,set_tables,pause,resume}'),
+            '{seek,resynced,require_copy,copy_sql,check_captured,set_tables,set_pace,pause,resume}'),
            -- administration of queues, typed reads of their logs, refreshes
            ('{gdq_admin}',
             '{create_queue,set_queue,drop_queue,rebase,set_consumer_role,

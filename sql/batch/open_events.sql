@@ -4,7 +4,8 @@
 -- The reader merges the parts `rows` and `events` by ev_id and ev_op; part `retries` comes before them.
 --   cursors: what the cursors' names begin with; they are cursors_0, cursors_1 ... The first one always exists, so that
 --   its first rows can be fetched in the same round trip.
---   images: both; or new: without old images. columns: only these columns of the images; NULL: all. A key is whole.
+--   images: both; or new: without old images; or none: without rows of tables, for who reads these by batch_sql().
+--   columns: only these columns of the images; NULL: all. A key is whole.
 -- Result: one row for each cursor, with its part. Part rows: ev_id, ev_txid, ev_time, ev_op (I, U, D; ! for a row
 -- written after an ALTER that capture had not followed), tbl, ev_origin, the old columns, then the new ones, in the
 -- order of layout: name, type, key, logged, old and new of each column, and unchanged for those that an update may
@@ -24,8 +25,8 @@ declare
   number integer := 0;
   p record;
 begin
-  if images is null or images not in ('both', 'new') then
-    raise exception 'images must be both or new, not %', coalesce(images, 'NULL')
+  if images is null or images not in ('both', 'new', 'none') then
+    raise exception 'images must be both, new or none, not %', coalesce(images, 'NULL')
       using errcode = 'invalid_parameter_value';
   end if;
   perform gdq.require_read_committed('open_events');
@@ -71,7 +72,8 @@ begin
   for v in select tv.version_id, gdq.snapshot_max(b.snapshot_from, c.snapshot) as start
              from gdq.changed_tables(subscription, b.snapshot_from, b.snapshot_to) t
              join gdq.table_version tv using (table_id)
-             left join gdq.copied_tables(subscription) c on c.relid = t.relid loop
+             left join gdq.copied_tables(subscription) c on c.relid = t.relid
+            where images <> 'none' loop
     part := null;
     select * from gdq.version_part(subscription, v.version_id, v.start, b.snapshot_to, images, columns)
       into part, layout, query;

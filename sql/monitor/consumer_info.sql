@@ -5,12 +5,13 @@
 -- count too. unread_bytes: bytes of the logs that the consumer takes, to a page. last_seen: when it last took or
 -- finished a batch. batch_age: time since its oldest open batch was opened; NULL when none is. tables: NULL when it
 -- takes all. resync: the tables that it must copy anew, now or when it comes to their resync event; reason: why.
--- retries: events that wait for a retry.
+-- retries: events that wait for a retry. pace: see set_pace(); NULL: it needs changes at once.
 -- Writes: nothing. Errors: 42704.
 create or replace function gdq.consumer_info(queue text default null)
   returns table (queue_name text, consumer_name text, lag interval, unread_events bigint, unread_bytes bigint,
                  last_seen timestamptz, batch_age interval, last_tick bigint, retries bigint, dead_letters bigint,
-                 resync text[], reason text, tables text[], skip_origin text[], owner_role name, paused boolean)
+                 resync text[], reason text, tables text[], skip_origin text[], owner_role name, paused boolean,
+                 pace interval)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
@@ -52,7 +53,8 @@ begin
               then array(select coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id))
                            from gdq.subscribed_tables((u.s).subscription_id) ct order by 1) end,
          (u.s).skip_origin, (u.s).owner_role,
-         exists (select from gdq.subscription_pause sp where sp.subscription_id = (u.s).subscription_id)
+         exists (select from gdq.subscription_pause sp where sp.subscription_id = (u.s).subscription_id),
+         (select sp.pace from gdq.subscription_pace sp where sp.subscription_id = (u.s).subscription_id)
     from subscriptions u
     left join lateral (select t.created_at from gdq.tick t
                         where t.queue_id = u.queue_id and not t.refresh and t.tick_id > u.tick_id

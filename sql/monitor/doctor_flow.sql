@@ -23,7 +23,7 @@ begin
    where not q.paused
      and (doctor_flow.queue_id is null or q.queue_id = doctor_flow.queue_id)
      and (t.age < interval '0'
-          or t.age > patience + case when gdq.events_given_out(q.queue_id) > t.event_seq then q.ticker_max_lag
+          or t.age > patience + case when gdq.events_given_out(q.queue_id) > t.event_seq then gdq.tick_lag(q)
                                       else q.ticker_idle_period end);
   return query
   with behind as materialized (

@@ -4,7 +4,8 @@
 -- Result: last_event: the last event number given out. events_since_tick: event numbers given out since the last tick,
 -- rolled-back events included. events_per_second: of the last minute, or since the oldest tick. log_bytes and segments:
 -- of log segments that hold rows. tables_resync: captured tables in resync. open_writers: open transactions that have
--- written to the queue's logs. For unread events see consumer_info().
+-- written to the queue's logs. tick_lag: the time between two ticks while changes come: ticker_max_lag, or longer if
+-- all consumers have a longer pace, see set_pace(). For unread events see consumer_info().
 -- Writes: nothing. Errors: 42704.
 create or replace function gdq.queue_info(queue text default null)
   returns table (queue_name text, queue_id integer, last_tick bigint, tick_age interval, last_event bigint,
@@ -12,7 +13,7 @@ create or replace function gdq.queue_info(queue text default null)
                  tables integer, tables_resync integer, consumers integer, open_writers integer, paused boolean,
                  ticker_max_count integer, ticker_max_lag interval, ticker_idle_period interval,
                  rotation_period interval, rotation_bytes bigint, retention interval, unlogged boolean,
-                 max_bytes bigint)
+                 max_bytes bigint, tick_lag interval)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
@@ -45,7 +46,7 @@ begin
          (select count(distinct w.xid)::integer from gdq.open_writers(q.queue_id) w), (q.settings).paused,
          (q.settings).ticker_max_count, (q.settings).ticker_max_lag, (q.settings).ticker_idle_period,
          (q.settings).rotation_period, (q.settings).rotation_bytes, (q.settings).retention, (q.settings).unlogged,
-         (q.settings).max_bytes
+         (q.settings).max_bytes, gdq.tick_lag(q.settings)
     from queues q
     left join logs l on l.queue = q.queue_id
     left join gaps g on g.queue_id = q.queue_id

@@ -2,8 +2,8 @@
 -- ticker works on is left to that ticker. Call it in a transaction of its own, since other tickers leave the queue
 -- alone until this transaction ends.
 --   ahead: the time from this call to the commit of its tick. A tick is taken this much earlier, but not before half of
---   ticker_max_lag, so that it is committed after ticker_max_lag.
---   lag: what counts in place of ticker_max_lag, if it is less, for a caller who waits for changes.
+--   what tick_lag() says, so that it is committed after that.
+--   lag: what counts in place of tick_lag(), if it is less, for a caller who waits for changes.
 -- Result: how many ticks were made, 0 or 1: call it again until 0. Writes: tick. Errors: 42704, GDQ04,
 -- GDQ07, 55000.
 create or replace function gdq.ticker(queue text default null, ahead interval default '0',
@@ -39,8 +39,8 @@ comment on function gdq.ticker(text, interval, interval) is
 
 -- tick_due(queue_id, ahead, lag): whether the queue's settings, or a caller who asks for a shorter lag, want a tick
 -- now. Event numbers show new events. A long transaction that commits moves no number, so after the lag the logs are
--- read too. The transaction of a new number may be open: a shorter lag than ticker_max_lag has the logs read before a
--- tick, or every second one would show nothing to the caller who waits. A last tick in the future was made before the
+-- read too. The transaction of a new number may be open: a shorter lag than that of tick_lag() has the logs read before
+-- a tick, or every second one would show nothing to the caller who waits. A last tick in the future was made before the
 -- server's clock was set back, and nothing can be counted from it: a tick is due. Writes: nothing.
 create or replace function gdq.tick_due(queue_id integer, ahead interval, lag interval) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -50,21 +50,24 @@ declare
   last gdq.tick := gdq.last_tick(queue_id);
   fresh bigint := gdq.last_event(queue_id) - last.event_seq;
   age interval := clock_timestamp() - last.created_at;
+  most interval;
 begin
   select * into q from gdq.queue qq where qq.queue_id = tick_due.queue_id;
   if q.paused then
     return false;
   elsif age < interval '0' then
     return true;
-  elsif fresh > 0 then
+  end if;
+  most := gdq.tick_lag(q);
+  if fresh > 0 then
     return fresh >= q.ticker_max_count
-        or (age >= gdq.lag_for_tick(q, ahead, lag)
-            and (coalesce(lag >= q.ticker_max_lag, true)
-                 or age >= q.ticker_max_lag
+        or (age >= gdq.lag_for_tick(most, ahead, lag)
+            and (coalesce(lag >= most, true)
+                 or age >= most
                  or gdq.has_changes(queue_id, last.snapshot)));
   end if;
   return age >= q.ticker_idle_period
-      or (age >= least(q.ticker_max_lag, lag)
+      or (age >= least(most, lag)
           and pg_current_snapshot()::text <> last.snapshot::text
           and gdq.has_changes(queue_id, last.snapshot));
 end

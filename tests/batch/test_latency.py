@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from select import select
 from types import SimpleNamespace
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -237,6 +239,34 @@ def test_an_idle_queue_is_maintained_rarely(shop: RetryShop, monkeypatch: pytest
         with shop.db.connect("su") as su:
             su.execute('drop event trigger "!gdq_ddl"')
         assert run(15)[-1] == 1
+
+
+def test_a_consumer_that_was_busy_first_hears_what_a_ticker_did(
+    shop: RetryShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it worked a ticker notified of ticks: it does none of the ticker's work."""
+    own: list[object] = []
+    steps = Housekeeping.steps
+
+    def noted(self: Housekeeping, *given: Any) -> Steps[int]:
+        own.append(self)
+        return (yield from steps(self, *given))
+
+    monkeypatch.setattr(Housekeeping, "steps", noted)
+    monkeypatch.setattr("gdq.listener.TICKER_SECONDS", 0.0)
+    shop.connection.execute("update gdq.queue set ticker_max_lag = '0'")
+    read: list[int] = []
+    with Consumer(shop.db.dsn, "q", "c") as consumer:
+        for batch in consumer.batches(timeout=SECONDS):
+            read += [(event.key or {})["id"] for event in batch.events()]
+            batch.commit()
+            if len(read) == 6:
+                break
+            own.clear()
+            shop.insert(len(read))  # takes a tick
+            assert select([consumer.connection.fileno()], [], [], SECONDS)[0], "its notification"
+        assert read == [0, 1, 2, 3, 4, 5]
+    assert own == []
 
 
 def test_a_commit_that_moves_no_number_is_found(shop: RetryShop) -> None:

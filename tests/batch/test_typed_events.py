@@ -200,7 +200,7 @@ def test_order_of_all_kinds_of_events_and_what_is_left_out(tap: Tap) -> None:
         assert rows[-1].key == {"id": 5}
         old = [event for event in batch.events(columns=["b"]) if event.op == "delete"][-1]
         assert (old.key, old.old, old.new) == ({"id": 5}, {"b": "b"}, None)
-        with pytest.raises(psycopg.errors.InvalidParameterValue, match="images must be both or new, not old"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="images must be both, new or none, not old"):
             list(batch.events(images="old"))  # type: ignore[arg-type]
 
 

@@ -343,7 +343,7 @@ def test_a_row_that_capture_had_not_followed_ends_the_spool(managed_db: ManagedD
 
 
 def test_a_batch_begins_no_sooner_than_every(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the writer rests changes gather, which come in one batch."""
+    """While the writer rests changes gather, which come in one batch; ticks come as rarely, if it alone reads."""
     rests = iter(range(5))
 
     def rest(seconds: float) -> None:
@@ -362,6 +362,11 @@ def test_a_batch_begins_no_sooner_than_every(shop: Shop, monkeypatch: pytest.Mon
         clock[0] = monotonic()
         assert next(batches).rows == 4
         batches.close()
+        paces = {info.consumer_name: info.pace for info in gdq.consumer_info(connection, "shop")}
+        assert paces == {"spool": timedelta(seconds=3500), "reader": None}
+        gdq.unregister_consumer(connection, "shop", "reader")
+        (queue,) = gdq.queue_info(connection, "shop")
+        assert queue.tick_lag == timedelta(seconds=3500), "ticks need not come more often for a spool"
 
 
 def test_command(shop: Shop) -> None:

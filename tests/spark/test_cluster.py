@@ -245,7 +245,7 @@ def install_wheel(environment: dict[str, str], folder: Path) -> Path:
 
 
 def executors_by_stage(folder: Path) -> list[set[str]]:
-    """The executors that took part in each stage of the job."""
+    """The executors that took part in each stage of the job; one that was lost is followed by one of another number."""
     log = "".join(path.read_text() for path in (folder / "events").rglob("*") if path.is_file())
     ended = [json.loads(line) for line in log.splitlines() if '"SparkListenerTaskEnd"' in line]
     stages: dict[int, set[str]] = {}
@@ -310,8 +310,7 @@ def test_a_copy_and_its_changes_by_executors(
     told = json.loads((tmp_path / "told.json").read_text())
     assert set(told["gdq"]) == {str(installed)}
     assert min(told["parts"]) >= 8, told
-    everyone = {str(number) for number in range(executors)}
-    assert executors_by_stage(tmp_path).count(everyone) >= 4
+    assert [len(some) for some in executors_by_stage(tmp_path)].count(executors) >= 4
     for table in ("orders", "lines"):
         rows = {row["id"]: row["note"] for row in pq.read_table(tmp_path / "first" / table).to_pylist()}
         changes = pq.read_table(tmp_path / "changes" / table).to_pylist()
@@ -338,11 +337,10 @@ def test_a_mirror_by_executors(shop: Shop, environment: dict[str, str], executor
     job.write_text(MIRROR_JOB)
     lake = Lake(shop.db, tmp_path / "lake")
     settings = {"spark.cores.max": str(executors), "spark.jars": paths}
-    everyone = {str(number) for number in range(executors)}
     with cluster(environment, tmp_path, executors) as master:
         for run in ("load", "changes"):
             submit(master, environment, tmp_path, str(job), str(installed), lake.target, **settings)
-            assert executors_by_stage(tmp_path).count(everyone) >= 2
+            assert [len(some) for some in executors_by_stage(tmp_path)].count(executors) >= 2
             (tmp_path / "events").rename(tmp_path / run)
             lake.same("public.orders", "public.lines")
             for table in ("orders", "lines"):
