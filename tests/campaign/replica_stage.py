@@ -6,11 +6,12 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -21,6 +22,8 @@ from gdq.installer.install import install
 from gdq.source import Position
 from tests.campaign.replica_writer import LARGE, LARGE_TABLE, SCHEMA, TABLES
 from tests.campaign.supervisor import Supervisor
+
+Asked = TypeVar("Asked")
 
 _PASSWORD = "secret of the campaign"
 _START_SECONDS = 120.0
@@ -41,6 +44,23 @@ select v.label
 _COLUMNS = """
 select string_agg(quote_ident(attname), ', ' order by attname) from pg_attribute
  where attrelid = %s::regclass and attnum > 0 and not attisdropped"""
+
+
+def _asked_again(ask: Callable[[ReplicaStage], Asked]) -> Callable[[ReplicaStage], Asked]:
+    """A question to a server, asked until it is answered: one that was struck may end the first sessions it takes."""
+
+    @wraps(ask)
+    def answered(stage: ReplicaStage) -> Asked:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                return ask(stage)
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    return answered
 
 
 @dataclass
@@ -101,20 +121,15 @@ class ReplicaStage:
                     raise
                 time.sleep(0.2)
 
+    @_asked_again
     def force_tick(self) -> int:
-        """The number of a tick that is made now; a server that was struck may end the first sessions that it takes."""
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                with self.connect(self.source_dsn("gdq_owner")) as owner:
-                    row = owner.execute("select gdq.force_tick('q')").fetchone()
-                assert row is not None
-                return int(row[0])
-            except psycopg.OperationalError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
+        """The number of a tick that is made now."""
+        with self.connect(self.source_dsn("gdq_owner")) as owner:
+            row = owner.execute("select gdq.force_tick('q')").fetchone()
+        assert row is not None
+        return int(row[0])
 
+    @_asked_again
     def applied_tick(self) -> int | None:
         """The tick that the target stands at, with all tables copied; None before that."""
         with self.connect(self.target_dsn()) as there:
@@ -127,6 +142,7 @@ class ReplicaStage:
             ).fetchone()
         return None if found is None or found[1] < len(TABLES) + bool(self.copy_rows) else Position.parse(found[0]).tick
 
+    @_asked_again
     def brought_rows(self) -> int | None:
         """How many rows of the large table its parts have brought; None once all are there."""
         with self.connect(self.target_dsn()) as there:
@@ -140,6 +156,7 @@ class ReplicaStage:
         assert row is not None
         return int(row[0])
 
+    @_asked_again
     def memory_bytes(self) -> dict[str, int]:
         """What the program and its sessions on either side have of their own now; buffers that are shared aside."""
         found: dict[str, int] = {}

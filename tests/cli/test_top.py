@@ -314,6 +314,7 @@ def consumer(number: int, lag: float, **values: Any) -> ConsumerInfo:
         "queue_name": "q", "consumer_name": f"c{number}", "lag": timedelta(seconds=lag), "unread_events": number,
         "unread_bytes": 0, "last_seen": None, "batch_age": None, "last_tick": None, "retries": 0, "dead_letters": 0,
         "resync": None, "reason": None, "tables": None, "skip_origin": None, "owner_role": "o", "paused": False,
+        "pace": None,
     }  # fmt: skip
     return ConsumerInfo(**given | values)
 
