@@ -37,7 +37,8 @@ def read_ahead(
         except BaseException as error:
             found.put(error)
 
-    thread = Thread(target=work, name="gdq read ahead")
+    # an error may keep the iterator open until the program ends: that must not wait for the thread
+    thread = Thread(target=work, name="gdq read ahead", daemon=True)
     thread.start()
     try:
         while (got := found.get()) is not None:

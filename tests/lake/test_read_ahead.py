@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import closing
@@ -67,6 +69,28 @@ def test_what_is_waited_for_is_cancelled() -> None:
     assert next(found) == 1
     found.close()
     assert cancelled.is_set()
+
+
+_LEFT_OPEN = """
+import itertools, sys
+from gdq.consumers.lake.read_ahead import read_ahead
+
+def write():
+    found = read_ahead((number for number in itertools.count()), 2, lambda: None)
+    for _ in found:
+        raise OSError("no space left")
+
+try:
+    write()
+except OSError as error:
+    kept = error  # and so write()'s frame with the iterator
+    sys.exit(3)
+"""
+
+
+def test_a_program_ends_that_has_left_it_open() -> None:
+    done = subprocess.run([sys.executable, "-c", _LEFT_OPEN], check=False, capture_output=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (3, b"")
 
 
 @pytest.mark.server
