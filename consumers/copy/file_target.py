@@ -14,6 +14,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -84,6 +85,10 @@ class FileTarget:
     def writers(self, number: int) -> Sequence[FilePieceWriter]:
         """The ends of this many workers."""
         return [FilePieceWriter(self._form, self._files) for _ in range(number)]
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Nothing: files wait for nobody."""
+        return nullcontext()
 
     def commit(self, lead: CopyLead, tally: CopyTally, position: str | None) -> None:
         """Write the manifest, and give the folder its name."""

@@ -15,6 +15,7 @@ from gdq.consumers.copy.leader import COPY_SETTINGS, CopyLead
 from gdq.consumers.copy.pieces import Piece
 from gdq.consumers.copy.table_definition import create_table, sequence_values
 from gdq.consumers.copy.target_columns import rows_of, target_form
+from gdq.consumers.copy.wal_writer import wal_writer_awake
 from gdq.consumers.copy.workers import CopyTally
 from gdq.consumers.views.row_copy import CopyForm, RowsCopied, copy_rows
 from gdq.errors import GdqError
@@ -86,6 +87,10 @@ class PostgresTarget:
         for n in range(1, number + 1):
             self._writers.append(PostgresPieceWriter(self._dsn, n, self._forms))
         return self._writers
+
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """Keep the target's WAL writer at work."""
+        return wal_writer_awake(self._dsn, "gdq:copy")
 
     def commit(self, lead: CopyLead, tally: CopyTally, position: str | None) -> None:  # noqa: ARG002 (for other targets)
         """Commit what all workers have written, then the transaction of `complete`."""

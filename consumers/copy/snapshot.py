@@ -64,6 +64,9 @@ class CopyTarget(Protocol):
     def writers(self, number: int) -> Sequence[PieceWriter]:
         """The ends of this many workers."""
 
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """What the target needs while the workers write."""
+
     def commit(self, lead: CopyLead, tally: CopyTally, position: str | None) -> None:
         """Make all of it durable. `position`: of a queue at the snapshot, if there is one."""
 
@@ -147,7 +150,8 @@ def _copy(
         writers = target.writers(workers)
         for writer in writers:
             stack.callback(writer.close)
-        tally = run_workers(lead.readers, writers, pieces, tell)
+        with target.writing():
+            tally = run_workers(lead.readers, writers, pieces, tell)
         # a leader that is gone may have let somebody rewrite a table: it answers, so its locks are still there
         lead.holder.connection.execute("select")
         target.commit(lead, tally, position)

@@ -7,7 +7,7 @@ version of its columns all come before those of the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,8 @@ from psycopg import Connection
 
 from gdq.batch import Batch
 from gdq.call import scalar
+from gdq.conninfo import conninfo_of
+from gdq.consumers.copy.wal_writer import wal_writer_awake
 from gdq.consumers.replica.apply_workers import WRITING, ApplyWorkers
 from gdq.consumers.replica.batch_changes import BatchChanges, CopyAgain, Move, TableChanges, changes_of, copy_first
 from gdq.consumers.replica.batch_reading import BatchReading, LogRows
@@ -106,7 +108,7 @@ class BatchApplier:
         if self._follow_others(changes.moves):
             changes = self._changes(batch)
         try:
-            with self._target.transaction():
+            with self._writing(), self._target.transaction():
                 applied = self._apply_all(batch, changes, following)
                 applied += self._apply_tables(batch, self._beside.left(), changes)
                 # other sessions commit what they have of the batch: hardly anything but this commit comes after
@@ -339,7 +341,7 @@ class BatchApplier:
         self, batch: Batch, names: Sequence[str], changes: BatchChanges, following: Callable[[], Batch | None]
     ) -> None:
         """Have these tables staged, which come next, and then the first ones of the next batch."""
-        if max(self._rows_before, self._rows_staged) < _AHEAD_ROWS:
+        if not self._has_many:
             return
         names = [name for name in names if name not in self._beside.tables]
         wanted, are_all = self._wanted(batch, names, changes)
@@ -348,6 +350,17 @@ class BatchApplier:
                 self._following = self._wanted_of(following)
             wanted += self._following
         self._ahead.begin(wanted)
+
+    def _writing(self) -> AbstractContextManager[None]:
+        """What the target needs while a batch is applied: many rows wait for its write-ahead log."""
+        if not self._has_many:
+            return nullcontext()
+        return wal_writer_awake(conninfo_of(self._target), f"gdq:{self._state.queue}/{self._state.name}")
+
+    @property
+    def _has_many(self) -> bool:
+        """True if the open batch seems to have many rows: as the one before, or by those that were staged."""
+        return max(self._rows_before, self._rows_staged) >= _AHEAD_ROWS
 
     def _wanted_of(self, following: Callable[[], Batch | None]) -> list[Wanted]:
         """What the first tables of the next batch want, whose own turn decides whether that was right.

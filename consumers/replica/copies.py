@@ -8,8 +8,10 @@ from typing import Any
 
 from psycopg import Connection
 
+from gdq.conninfo import conninfo_of
 from gdq.consumers.copy.chunk_table import describe_table
 from gdq.consumers.copy.pieces import copy_columns
+from gdq.consumers.copy.wal_writer import wal_writer_awake
 from gdq.consumers.replica.column_changes import source_columns
 from gdq.consumers.replica.copy_sizes import TableSize, expected_rows, grouped, shown_names, table_sizes
 from gdq.consumers.replica.copy_workers import CopyRun, CopyWorker, open_reader, open_writer
@@ -53,6 +55,7 @@ def copy_tables(
     whole = [table for table in tables if table not in large]
     groups = grouped(whole, lambda table: sizes[table.relid])
     with ExitStack() as stack:
+        stack.enter_context(wal_writer_awake(conninfo_of(there), f"gdq:{state.queue}/{state.name}"))
         workers = [
             CopyWorker(open_reader(stack, source, state), open_writer(stack, state))
             for _ in range(options.workers if large else min(options.workers, len(groups)))
