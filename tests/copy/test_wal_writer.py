@@ -1,4 +1,4 @@
-"""What a large transaction writes goes to the disk beside it, however seldom the server's WAL writer wakes by itself."""
+"""A large transaction's log goes to the disk beside it, however seldom the WAL writer wakes by itself."""
 
 from __future__ import annotations
 
