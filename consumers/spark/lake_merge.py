@@ -33,11 +33,12 @@ class SparkDifference:
     """A Difference (consumers.views.difference) as frames of the table's types; c1, c2, ... are the view's columns.
 
     kind full:    `rows` are all rows
+         append:  insert `rows`
          replace: delete the rows with one of `keys` in each of these columns (number from 1), insert `rows`
          signed:  insert each row `w` times, or delete it if w < 0; no row comes twice, `image` is its text
     """
 
-    kind: Literal["full", "replace", "signed"]
+    kind: Literal["full", "append", "replace", "signed"]
     columns: Sequence[LakeColumn]
     rows: DataFrame
     keys: Mapping[int, DataFrame] = field(default_factory=dict)
@@ -60,7 +61,15 @@ class SparkDifference:
 
 
 class SparkTableWriter(Protocol):
-    """Writes into one lake table: SparkDeltaWriter or SparkIcebergWriter."""
+    """Writes into one lake table: SparkDeltaWriter, SparkIcebergWriter or SparkParquetWriter.
+
+    `session`: that of its statements.
+    """
+
+    session: SparkSession
+
+    def rows(self) -> DataFrame:
+        """The table's current rows, in the session."""
 
     def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         """As CommittingEngine.commit()."""
@@ -86,6 +95,12 @@ def writer_session(spark: SparkSession, settings: tuple[tuple[str, str], ...]) -
 def spark_quoted(name: str) -> str:
     """A name as an identifier of Spark."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def row_image(columns: int) -> str:
+    """The column `image` of signed rows: the text of the columns c1, c2, ..., so many."""
+    names = ", ".join(f"c{number}" for number in range(1, columns + 1))
+    return f"to_json(struct({names}), map('ignoreNullFields', 'false')) as image"
 
 
 def _copies_found_sql(change: SparkDifference, table: str) -> str:
