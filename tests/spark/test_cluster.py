@@ -35,6 +35,10 @@ from tests.support.waiting import SECONDS, until
 
 HOME = Path(pyspark.__file__).parent
 
+# A machine that stands still for some minutes, as one that is shared may, would otherwise lose all its executors at
+# once: they and the workers are given up when no heartbeat has come for one or two minutes.
+PATIENCE = {"spark.network.timeout": f"{SECONDS}s", "spark.worker.timeout": f"{SECONDS}"}
+
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif("GDQ_TEST_CLUSTER" not in os.environ, reason="set GDQ_TEST_CLUSTER=1 for a cluster of Spark"),
@@ -190,7 +194,9 @@ def environment(shop: Shop, password: str, tmp_path: Path) -> dict[str, str]:
         "PGPASSFILE": str(passfile),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(sys.path),
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
+        "SPARK_DAEMON_JAVA_OPTS": " ".join(
+            ["-XX:TieredStopAtLevel=1", *(f"-D{name}={value}" for name, value in PATIENCE.items())]
+        ),
         "SPARK_HOME": str(HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
@@ -219,7 +225,7 @@ def cluster(environment: Mapping[str, str], folder: Path, workers: int) -> Itera
 def submit(master: str, environment: Mapping[str, str], folder: Path, *job: str, **settings: str) -> None:
     """Run a job on a cluster to its end, with what Spark logs of it in the folder `events`."""
     (folder / "events").mkdir()
-    known = {
+    known = PATIENCE | {
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": (folder / "events").as_uri(),
         "spark.eventLog.enabled": "true",
