@@ -180,8 +180,8 @@ class SparkVersions(SparkHistory):
         change = self.session.sql(netted).persist()
         self.stack.callback(change.unpersist)
         net, nulls = self._named("net", change), "".join(f", {one}" for one in self._kept())
-        same = " and ".join(f"a.c{number} <=> b.c{number}" for number in range(1, width + 1))
-        number = f"row_number() over (partition by {of} order by v) as n"
+        same = " and ".join(f"a.c{n} <=> b.c{n}" for n in range(1, width + 1))
+        placed = f"row_number() over (partition by {of} order by v) as n"
         went = f"select {of}, v, explode(sequence(1, int(-w))) from {net} where w < 0"
         came = (
             f"select a.*, true as old from {self._held()} a left semi join {net} b on b.w < 0 and {same} union all "
@@ -191,7 +191,7 @@ class SparkVersions(SparkHistory):
         pairs = (
             f"select {values}{kept}, a.v as {START}, b.v as {END}, coalesce(old, false) as old, "
             f"b.v is not null and (a.v is null or a.v >= b.v) as lost "
-            f"from (select *, {number} from ({came})) a full join (select *, {number} from ({went})) b "
+            f"from (select *, {placed} from ({came})) a full join (select *, {placed} from ({went})) b "
             f"on {same} and a.n = b.n"
         )
         signs = f"case when not old then array(1L) when {END} is null then array() else array(-1L, 1L) end"
