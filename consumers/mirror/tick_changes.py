@@ -47,18 +47,17 @@ def check_names(table: MirrorTable, own: Collection[str]) -> None:
 def numbered_rows(rows: str, ticks: Sequence[Tick]) -> str:
     """The SELECT of log rows with the number of the first tick that sees each as VERSION; the last one sees all.
 
-    That is the first tick whose snapshot ends after the transaction, but for those that were running then.
+    Between the transactions at which snapshots end, or which were running then, all have the same first tick.
     """
 
     def first(txid: int) -> int:
         return ticks[bisect_left(ticks, True, hi=len(ticks) - 1, key=lambda tick: tick.snapshot.sees(txid))].number
 
-    running = sorted({txid for tick in ticks for txid in tick.snapshot.running})
-    numbers, ends = [tick.number for tick in ticks], [tick.snapshot.xmax for tick in ticks[:-1]]
-    place = f"pg_catalog.array_position({_array(running)}, d.ev_txid)"
-    usual = f"({_array(numbers)})[1 operator(pg_catalog.+) pg_catalog.width_bucket(d.ev_txid, {_array(ends)})]"
-    number = f"coalesce(({_array([*map(first, running)])})[{place}], {usual})"
-    return f"select d.*, {number} as {quote(VERSION)} from ({rows}) as d"
+    running = {txid for tick in ticks for txid in tick.snapshot.running}
+    starts = sorted({tick.snapshot.xmax for tick in ticks[:-1]} | running | {txid + 1 for txid in running})
+    numbers = [ticks[0].number, *map(first, starts)]
+    place = f"1 operator(pg_catalog.+) pg_catalog.width_bucket(d.ev_txid, {_array(starts)})"
+    return f"select d.*, ({_array(numbers)})[{place}] as {quote(VERSION)} from ({rows}) as d"
 
 
 def _array(values: Sequence[int]) -> str:
