@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -35,7 +36,7 @@ from gdq.errors import GdqError
 # An old version is kept this long for its readers.
 PARQUET_KEEP_SECONDS = 3600.0
 # Folders of files that are to be committed have this name, and more.
-PARQUET_WRITTEN = ".written-"
+_WRITTEN = ".written-"
 _MANIFEST, _LOCK, _CURRENT = "_gdq.json", "_gdq.lock", "current"
 
 
@@ -81,10 +82,15 @@ class ParquetLake(OwnedLakeTable):
                 return 0
             return self._make(before, change, new)
 
+    def folder_for_files(self) -> Path:
+        """The path of a new folder for the files of commit_files(); the table's folder is the owner's from now on."""
+        with self._locked():
+            return self.folder / f"{_WRITTEN}{uuid.uuid4()}"
+
     def commit_files(
         self, written: Path, kind: Literal["full", "append"], stored: StoredPosition | None, new: StoredPosition
     ) -> int:
-        """As commit(), of Parquet files that others have written into a folder beside the versions.
+        """As commit(), of Parquet files that others have written into a folder of folder_for_files().
 
         `kind`: whether they are all rows, or further ones.
         """
@@ -133,7 +139,7 @@ class ParquetLake(OwnedLakeTable):
         with self._locked():
             current = self._current()
             until = current.since if current else time.time()
-            for path in self.folder.glob(f"{PARQUET_WRITTEN}*"):
+            for path in self.folder.glob(f"{_WRITTEN}*"):
                 shutil.rmtree(path)  # of a killed writer
             for path in sorted(self.folder.glob("v*"), reverse=True):
                 number = int(path.name[1:]) if path.name[1:].isdigit() else None

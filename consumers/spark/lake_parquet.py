@@ -5,11 +5,10 @@ Only whole versions and further files: what takes rows away is the matter of the
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from typing import TYPE_CHECKING
 
-from gdq.consumers.lake.parquet import PARQUET_WRITTEN, ParquetLake
+from gdq.consumers.lake.parquet import ParquetLake
 from gdq.consumers.spark.lake_merge import SparkDifference, writer_session
 from gdq.consumers.views.target import StoredPosition
 from gdq.view.lake_name import LakeName
@@ -35,7 +34,7 @@ class SparkParquetWriter:
     def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         assert change.kind in ("full", "append")
         self._lake.check(self._lake.state(), stored, change.kind)
-        written = self._lake.folder / f"{PARQUET_WRITTEN}{secrets.token_hex(6)}"
+        written = self._lake.folder_for_files()
         try:
             change.named_rows(self.session).write.parquet(written.as_uri())
             return self._lake.commit_files(written, change.kind, stored, new)
