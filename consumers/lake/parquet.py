@@ -102,10 +102,10 @@ class ParquetLake(OwnedLakeTable):
             added = [DataFile(str(path), path.stat().st_size, pq.read_metadata(path).num_rows) for path in found]
             removed = known if kind == "full" else []
             rows = [sum(file.rows for file in some) for some in (removed, added)]
-            path, _ = self._begun(before)
+            schema, (path, _) = pq.read_schema(found[0]), self._begun(before)
             for file in added:
                 Path(file.path).rename(path / Path(file.path).name)
-            return self._published(before, RewrittenDataFiles(removed, added, *rows), pq.read_schema(found[0]), new)
+            return self._published(before, RewrittenDataFiles(removed, added, *rows), schema, new)
 
     def schema(self) -> pa.Schema:
         version = self._current()
