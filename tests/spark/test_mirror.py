@@ -196,7 +196,8 @@ def test_killed_while_it_commits(made: Lake, form: History | None) -> None:
     history = Replay(made, [*TABLES], form or "feed")
     for changes in ((), _CHANGES, ("delete from bare where n = 1", "update parts set n = n + 1")):
         made.run(*changes)
-        history.note()
+        if changes:  # the first load is at a later tick than any before it
+            history.note()
         with spark_job(made.source.dsn, jars(made.kind), text=_JOB) as job:
             known = set(made.folder.rglob("*.parquet"))
             job.begin(target=made.target, history=form)
