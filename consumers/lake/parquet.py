@@ -111,8 +111,7 @@ class ParquetLake(OwnedLakeTable):
         version = self._current()
         if version is None:
             raise Diverged(f"{self.name} is gone")
-        schema: pa.Schema = pq.read_schema(self._files(version)[0].path)
-        return schema
+        return _nullable(pq.read_schema(self._files(version)[0].path))
 
     def evolve(
         self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
@@ -128,7 +127,9 @@ class ParquetLake(OwnedLakeTable):
             raise Diverged(f"{self.name} is gone")
         for file in self._files(version):
             with pq.ParquetFile(file.path) as parquet:
-                yield from parquet.iter_batches()
+                schema = _nullable(parquet.schema_arrow)
+                for batch in parquet.iter_batches():
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
     def sweep(self) -> None:
         self.expire(PARQUET_KEEP_SECONDS)
@@ -252,6 +253,11 @@ class ParquetLake(OwnedLakeTable):
         _sync(made)
         made.replace(path / _MANIFEST)
         _sync(path)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    """The columns without what Spark says of those that it has given one value: that none is NULL."""
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
 
 
 def _read_manifest(path: Path) -> _Version:
