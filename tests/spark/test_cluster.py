@@ -110,7 +110,7 @@ json.dump({"parts": parts, "gdq": found}, open(f"{folder}/told.json", "w"))
 """
 
 
-# `gdq mirror --engine spark` as spark-submit runs it: all tables are large, in parts of 256 kB.
+# `gdq mirror --engine spark` as spark-submit runs it: all tables are large, in parts of 512 kB.
 MIRROR_JOB = """
 import sys
 import gdq
@@ -119,8 +119,8 @@ from gdq.consumers.mirror.__main__ import main
 from gdq.consumers.spark import jobs
 
 assert gdq.__file__.startswith(sys.argv[1])
-assert jobs.PARTITION_BYTES > 2**18 < spark_tables.LARGE_BYTES
-jobs.PARTITION_BYTES, spark_tables.LARGE_BYTES = 2**18, -1
+assert jobs.PARTITION_BYTES > 2**19 < spark_tables.LARGE_BYTES
+jobs.PARTITION_BYTES, spark_tables.LARGE_BYTES = 2**19, -1
 main(["q", "public", "--target", sys.argv[2]])
 """
 
