@@ -231,6 +231,8 @@ def submit(master: str, environment: Mapping[str, str], folder: Path, *job: str,
         "spark.eventLog.enabled": "true",
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
         "spark.executor.memory": "512m",
+        # all executors take part from the first stage on, whenever the last one is there
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{SECONDS}s",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     }
     options = [part for name, value in (known | settings).items() for part in ("--conf", f"{name}={value}")]
