@@ -2,6 +2,7 @@
 
     FOLDER/current        link to the current version, replaced by an atomic rename
     FOLDER/v00000007/     the immutable files of one version, and its manifest with the view's position
+    FOLDER/.written-.../  files by Spark's tasks that a version will have
     FOLDER/_gdq.lock      holds the mark of the view that owns the folder; locked while a version is made
 
 An unchanged file is a hard link in the next version, so a version costs only the changed files.
@@ -14,18 +15,19 @@ import json
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
 from gdq.consumers.lake.columns import EvolvedColumn
-from gdq.consumers.lake.files import ArrowDifference, DataFile, evolved, rewrite_data_files
+from gdq.consumers.lake.files import ArrowDifference, DataFile, RewrittenDataFiles, evolved, rewrite_data_files
 from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
@@ -33,6 +35,8 @@ from gdq.errors import GdqError
 
 # An old version is kept this long for its readers.
 PARQUET_KEEP_SECONDS = 3600.0
+# Folders of files that are to be committed have this name, and more.
+_WRITTEN = ".written-"
 _MANIFEST, _LOCK, _CURRENT = "_gdq.json", "_gdq.lock", "current"
 
 
@@ -57,6 +61,11 @@ class ParquetLake(OwnedLakeTable):
     def folder(self) -> Path:
         return Path(self.name.place)
 
+    @property
+    def current(self) -> Path:
+        """The folder of the current version."""
+        return (self.folder / _CURRENT).resolve()
+
     def state(self) -> TargetState:
         version = self._current()
         if version is None:
@@ -73,12 +82,36 @@ class ParquetLake(OwnedLakeTable):
                 return 0
             return self._make(before, change, new)
 
+    def folder_for_files(self) -> Path:
+        """The path of a new folder for the files of commit_files(); the table's folder is the owner's from now on."""
+        with self._locked():
+            return self.folder / f"{_WRITTEN}{uuid.uuid4()}"
+
+    def commit_files(
+        self, written: Path, kind: Literal["full", "append"], stored: StoredPosition | None, new: StoredPosition
+    ) -> int:
+        """As commit(), of Parquet files that others have written into a folder of folder_for_files().
+
+        `kind`: whether they are all rows, or further ones.
+        """
+        with self._locked():
+            before = self._current()
+            self.check(self.state(), stored, kind)
+            known = self._files(before) if before else []
+            found = sorted(written.glob("[!._]*.parquet"))
+            added = [DataFile(str(path), path.stat().st_size, pq.read_metadata(path).num_rows) for path in found]
+            removed = known if kind == "full" else []
+            rows = [sum(file.rows for file in some) for some in (removed, added)]
+            schema, (path, _) = pq.read_schema(found[0]), self._begun(before)
+            for file in added:
+                Path(file.path).rename(path / Path(file.path).name)
+            return self._published(before, RewrittenDataFiles(removed, added, *rows), schema, new)
+
     def schema(self) -> pa.Schema:
         version = self._current()
         if version is None:
             raise Diverged(f"{self.name} is gone")
-        schema: pa.Schema = pq.read_schema(self._files(version)[0].path)
-        return schema
+        return _nullable(pq.read_schema(self._files(version)[0].path))
 
     def evolve(
         self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
@@ -94,7 +127,9 @@ class ParquetLake(OwnedLakeTable):
             raise Diverged(f"{self.name} is gone")
         for file in self._files(version):
             with pq.ParquetFile(file.path) as parquet:
-                yield from parquet.iter_batches()
+                schema = _nullable(parquet.schema_arrow)
+                for batch in parquet.iter_batches():
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
     def sweep(self) -> None:
         self.expire(PARQUET_KEEP_SECONDS)
@@ -105,6 +140,8 @@ class ParquetLake(OwnedLakeTable):
         with self._locked():
             current = self._current()
             until = current.since if current else time.time()
+            for path in self.folder.glob(f"{_WRITTEN}*"):
+                shutil.rmtree(path)  # of a killed writer
             for path in sorted(self.folder.glob("v*"), reverse=True):
                 number = int(path.name[1:]) if path.name[1:].isdigit() else None
                 if number is None or (current is not None and number == current.number):
@@ -120,27 +157,40 @@ class ParquetLake(OwnedLakeTable):
 
     def _make(self, before: _Version | None, change: ArrowDifference, new: StoredPosition) -> int:
         """Make the next version beside the current one, then point `current` to it."""
-        number = before.number + 1 if before else 1
-        path = self._path(number)
-        shutil.rmtree(path, ignore_errors=True)  # left by a killed refresh
-        path.mkdir()
-        known = self._files(before) if before else []
+        path, known = self._begun(before)
         if known and change.kind == "signed":
             change = change.arranged(pq.read_schema(known[0].path).names)
         done = rewrite_data_files(fs.LocalFileSystem(), str(path), known, change)
+        return self._published(before, done, change.schema, new)
+
+    def _begun(self, before: _Version | None) -> tuple[Path, list[DataFile]]:
+        """The empty folder of the next version, and the files of the one before."""
+        path = self._next(before)
+        shutil.rmtree(path, ignore_errors=True)  # left by a killed refresh
+        path.mkdir()
+        return path, self._files(before) if before else []
+
+    def _next(self, before: _Version | None) -> Path:
+        return self._path(before.number + 1 if before else 1)
+
+    def _published(
+        self, before: _Version | None, done: RewrittenDataFiles, schema: pa.Schema, new: StoredPosition
+    ) -> int:
+        """Make a version of the files that stay and those that were added, which are in its folder."""
+        path, known = self._next(before), self._files(before) if before else []
         kept = [file for file in known if file not in done.removed]
         files = {Path(file.path).name: [file.bytes, file.rows] for file in [*kept, *done.added]}
         for file in kept:
             os.link(file.path, path / Path(file.path).name)
         if not files:  # readers learn the columns from a file
-            pq.write_table(change.schema.empty_table(), path / "part-empty.parquet")
+            pq.write_table(schema.empty_table(), path / "part-empty.parquet")
             files["part-empty.parquet"] = [(path / "part-empty.parquet").stat().st_size, 0]
         elif len(files) > 1 and "part-empty.parquet" in files:
             del files["part-empty.parquet"]
             (path / "part-empty.parquet").unlink()
         for name in files:
             _sync(path / name)
-        self._write_manifest(path, _Version(number, time.time(), new.text, files))
+        self._write_manifest(path, _Version(int(path.name[1:]), time.time(), new.text, files))
         self._point(path)
         return done.deleted + done.inserted
 
@@ -203,6 +253,11 @@ class ParquetLake(OwnedLakeTable):
         _sync(made)
         made.replace(path / _MANIFEST)
         _sync(path)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    """The columns without what Spark says of those that it has given one value: that none is NULL."""
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
 
 
 def _read_manifest(path: Path) -> _Version:

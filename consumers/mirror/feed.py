@@ -24,17 +24,18 @@ from gdq.consumers.mirror.tick_changes import EVENT, OP, TIME, VERSION, check_na
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.source import Position
 
-_TYPE = "_change_type"
-_FIELDS = (
-    pa.field(_TYPE, pa.string()),
+TYPE = "_change_type"
+FEED_FIELDS = (
+    pa.field(TYPE, pa.string()),
     pa.field(VERSION, pa.int64()),
     pa.field(TIME, pa.timestamp("us", "UTC")),
     pa.field(EVENT, pa.int64()),
 )
-_CAME = pa.array(["insert", "update_postimage"])
+# The types of rows that came; those of others went.
+CAME = ("insert", "update_postimage")
 
 # The change type of an image, by the operation of its log row and its weight.
-_TYPES = {
+CHANGE_TYPES = {
     ("I", 1): "insert",
     ("D", -1): "delete",
     **{(op, -1): "update_preimage" for op in "Uo"},
@@ -51,7 +52,7 @@ class ChangeFeed:
 
     queue: str
     history: ClassVar[History] = "feed"
-    own: ClassVar[frozenset[str]] = frozenset(field.name for field in _FIELDS)
+    own: ClassVar[frozenset[str]] = frozenset(field.name for field in FEED_FIELDS)
 
     def check(self, table: MirrorTable) -> None:
         """GdqError if the table has a column that the feed needs itself."""
@@ -81,10 +82,10 @@ class ChangeFeed:
         if not changes.num_rows:
             return None
         kinds = zip(changes[OP].to_pylist(), changes[WEIGHT_COLUMN].to_pylist(), strict=True)
-        types = pa.array([_TYPES[kind] for kind in kinds], pa.string())
-        whole = changes.append_column(_FIELDS[0], types).select(_feed_schema(table).names).cast(_feed_schema(table))
+        types = pa.array([CHANGE_TYPES[kind] for kind in kinds], pa.string())
+        whole = changes.append_column(FEED_FIELDS[0], types).select(_feed_schema(table).names).cast(_feed_schema(table))
         # the old image of an update comes before the new one
-        place = pc.is_in(whole[_TYPE], value_set=_CAME)
+        place = pc.is_in(whole[TYPE], value_set=pa.array(CAME))
         ordered = whole.append_column("place", place).sort_by([(EVENT, "ascending"), ("place", "ascending")])
         return _appended(table, ordered.drop_columns(["place"]))
 
@@ -99,16 +100,16 @@ class _Stamp:
 
 
 def _feed_schema(table: MirrorTable) -> pa.Schema:
-    return pa.schema([*table.schema, *_FIELDS])
+    return pa.schema([*table.schema, *FEED_FIELDS])
 
 
 def _stamped(rows: pa.RecordBatch, change_type: str, stamp: _Stamp) -> pa.RecordBatch:
     """Rows of the table as rows of its feed."""
     values = (change_type, stamp.version, stamp.time, stamp.event)
     more = [
-        pa.repeat(pa.scalar(value, field.type), rows.num_rows) for value, field in zip(values, _FIELDS, strict=True)
+        pa.repeat(pa.scalar(value, field.type), rows.num_rows) for value, field in zip(values, FEED_FIELDS, strict=True)
     ]
-    return pa.RecordBatch.from_arrays([*rows.columns, *more], schema=pa.schema([*rows.schema, *_FIELDS]))
+    return pa.RecordBatch.from_arrays([*rows.columns, *more], schema=pa.schema([*rows.schema, *FEED_FIELDS]))
 
 
 def _appended(table: MirrorTable, rows: pa.Table) -> ArrowDifference:
@@ -124,7 +125,7 @@ def _live(table: MirrorTable, lake: LakeTable) -> pa.Table:
     found: pa.Table = with_weight(table.schema).empty_table()
     waiting: list[pa.Table] = []
     for batch in lake.scan():
-        came = pc.is_in(batch.column(_TYPE), value_set=_CAME)
+        came = pc.is_in(batch.column(TYPE), value_set=pa.array(CAME))
         weight = pc.if_else(came, pa.scalar(1, pa.int64()), pa.scalar(-1, pa.int64()))
         rows = batch.select(names)
         waiting.append(pa.Table.from_arrays([*rows.columns, weight], names=[*names, WEIGHT_COLUMN]))

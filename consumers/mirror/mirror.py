@@ -87,7 +87,7 @@ class Mirror:
     `words`: tables, `schema.table`, and schemas, whose later tables are mirrored too. `history`:
     what each lake table is, instead of the table as it is: "feed", its change feed, or "scd2", the
     versions of its rows. `columns`: the policy for columns that change, as words like "dropped=keep".
-    `spark`: have Spark copy large tables and apply their changes; of tables as they are, in Delta or Iceberg.
+    `spark`: have Spark copy large tables and apply their changes.
     `keep`: how old versions of lake tables get; None: an hour for Parquet, else a week.
     `tell` gets a line for each copy.
     """
@@ -170,12 +170,15 @@ class Mirror:
 
     def _started(self, stack: ExitStack, given: str | None) -> SparkTables:
         kind = mirror_kind(self.target)
-        if kind == "parquet" or self._form.history is not None:
-            raise GdqError("Spark mirrors tables as they are, in Delta or Iceberg", hint="Leave out --engine spark.")
+        if kind == "parquet" and "://" in self.target:
+            raise GdqError(
+                "Spark mirrors tables as Parquet into folders alone, not into an object store",
+                hint="Leave out --engine spark, or choose delta: or iceberg:.",
+            )
         with extra_named():
             from gdq.consumers.mirror.spark_tables import SparkTables  # noqa: PLC0415 (half a gigabyte of package)
 
-        spark = SparkTables(self.source, given, self.queue, f"mirror {self.name}", kind)
+        spark = SparkTables(self.source, given, self.queue, f"mirror {self.name}", kind, self._form.history)
         stack.callback(spark.close)
         return spark
 
@@ -377,8 +380,7 @@ class Mirror:
 
     def _copied_by_spark(self, table: MirrorTable, copy: TableCopy, move: LakeMove) -> bool:
         assert self._spark is not None
-        assert copy.exported is not None
         try:
-            return self._spark.copy(table, copy.exported, move)
+            return self._spark.copy(table, copy, move)
         except Diverged:  # others have changed it meanwhile
             raise CopyAgain(table.name) from None

@@ -24,8 +24,8 @@ from gdq.consumers.views.signals import Diverged
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.source import Position
 
-_START, _END = "__START_AT", "__END_AT"
-_FIELDS = (pa.field(_START, pa.int64()), pa.field(_END, pa.int64()))
+START, END = "__START_AT", "__END_AT"
+VERSION_FIELDS = (pa.field(START, pa.int64()), pa.field(END, pa.int64()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RowVersions:
 
     queue: str
     history: ClassVar[History] = "scd2"
-    own: ClassVar[frozenset[str]] = frozenset({_START, _END})
+    own: ClassVar[frozenset[str]] = frozenset(field.name for field in VERSION_FIELDS)
 
     def check(self, table: MirrorTable) -> None:
         """GdqError if the table has a column that the history needs itself."""
@@ -44,7 +44,7 @@ class RowVersions:
         """All rows, from the copy's tick on; of a history that is there already, those that are others since."""
         tick = Position.parse(target.position).tick
         if target.stored is None:
-            schema = pa.schema([*table.schema, *_FIELDS])
+            schema = pa.schema([*table.schema, *VERSION_FIELDS])
             return table.difference("full", schema, lambda: (_open_rows(batch, tick) for batch in rows()))
         came = _weighted(pa.Table.from_batches(rows(), table.schema), 1)
         held = _held(table, target.lake)
@@ -70,13 +70,13 @@ class RowVersions:
 
 
 def _version_schema(table: MirrorTable) -> pa.Schema:
-    return pa.schema([*table.schema, *table.kept, *_FIELDS])
+    return pa.schema([*table.schema, *table.kept, *VERSION_FIELDS])
 
 
 def _open_rows(rows: pa.RecordBatch, tick: int) -> pa.RecordBatch:
     """Rows of the table as versions that hold from a tick on."""
     more = [pa.repeat(pa.scalar(tick, pa.int64()), rows.num_rows), pa.nulls(rows.num_rows, pa.int64())]
-    return pa.RecordBatch.from_arrays([*rows.columns, *more], schema=pa.schema([*rows.schema, *_FIELDS]))
+    return pa.RecordBatch.from_arrays([*rows.columns, *more], schema=pa.schema([*rows.schema, *VERSION_FIELDS]))
 
 
 def _weighted(rows: pa.Table, weight: int) -> pa.Table:
@@ -99,7 +99,7 @@ def _held(table: MirrorTable, lake: LakeTable, like: pa.Table | None = None) -> 
     exact = [name for name in table.key if not pa.types.is_floating(schema.field(name).type)]
     found = []
     for batch in lake.scan():
-        rows = batch.select(schema.names).filter(pc.is_null(batch.column(_END)))
+        rows = batch.select(schema.names).filter(pc.is_null(batch.column(END)))
         if like is not None and exact:
             rows = rows.filter(pc.is_in(rows.column(exact[0]), value_set=whole_array(like[exact[0]]).unique()))
         found.append(rows)
@@ -116,7 +116,7 @@ def _difference(table: MirrorTable, held: pa.Table, changes: pa.Table) -> pa.Tab
     images = pa.concat_tables([held.select(names), changes.select(names)])
     codes = _codes(images)
     holding: defaultdict[tuple[int | None, ...], deque[tuple[int, int]]] = defaultdict(deque)
-    for row, start in sorted(enumerate(held[_START].to_pylist()), key=lambda one: one[1]):
+    for row, start in sorted(enumerate(held[START].to_pylist()), key=lambda one: one[1]):
         holding[codes[row]].append((row, start))
     result: list[tuple[int, int, int | None, int]] = []
     versions, weights = changes[VERSION].to_pylist(), changes[WEIGHT_COLUMN].to_pylist()

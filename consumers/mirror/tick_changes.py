@@ -17,10 +17,10 @@ from gdq.consumers.mirror.table import MirrorTable, net_images, repeated_rows
 from gdq.consumers.views.change_source import LogColumn
 from gdq.errors import GdqError
 from gdq.plan.table import WEIGHT_COLUMN
+from gdq.sql_text import quote
 
 # The columns after those of the table: the operation of the log row, the tick, when, and the number of the event.
 OP, VERSION, TIME, EVENT = "_op", "_commit_version", "_commit_timestamp", "ev_id"
-_TXID = "_txid"
 
 
 def _header(name: str, pg_type: str, oid: int, log_column: str) -> tuple[LakeColumn, LogColumn]:
@@ -28,19 +28,45 @@ def _header(name: str, pg_type: str, oid: int, log_column: str) -> tuple[LakeCol
     return lake_column(name, oid, pg_type, "delta"), logged
 
 
-_HEADER = (
+# Of the rows of numbered_rows().
+HEADER = (
     _header(OP, "text", 25, "ev_op"),
-    _header(_TXID, "bigint", 20, "ev_txid"),
+    _header(VERSION, "bigint", 20, VERSION),
     _header(TIME, "timestamp with time zone", 1184, "ev_time"),
     _header(EVENT, "bigint", 20, "ev_id"),
 )
-_NAMES = frozenset({VERSION, *(column.name for column, _ in _HEADER)})
+_NAMES = frozenset(column.name for column, _ in HEADER)
 
 
 def check_names(table: MirrorTable, own: Collection[str]) -> None:
     """GdqError if a table has a column that a history needs itself; `own`: its further columns."""
     if taken := sorted({*_NAMES, *own}.intersection(table.schema.names)):
         raise GdqError(f'the history of table {table.name} cannot have its column "{taken[0]}", which it needs itself')
+
+
+def numbered_rows(rows: str, ticks: Sequence[Tick]) -> str:
+    """The SELECT of log rows with the number of the first tick that sees each as VERSION; the last one sees all.
+
+    Between the transactions at which snapshots end, or which were running then, all have the same first tick.
+    """
+
+    def first(txid: int) -> int:
+        return ticks[bisect_left(ticks, True, hi=len(ticks) - 1, key=lambda tick: tick.snapshot.sees(txid))].number
+
+    running = {txid for tick in ticks for txid in tick.snapshot.running}
+    starts = sorted({tick.snapshot.xmax for tick in ticks[:-1]} | running | {txid + 1 for txid in running})
+    numbers = [ticks[0].number, *map(first, starts)]
+    place = f"1 operator(pg_catalog.+) pg_catalog.width_bucket(d.ev_txid, {_array(starts)})"
+    return f"select d.*, ({_array(numbers)})[{place}] as {quote(VERSION)} from ({rows}) as d"
+
+
+def _array(values: Sequence[int]) -> str:
+    return f"'{{{','.join(map(str, values))}}}'::pg_catalog.int8[]"
+
+
+def truncations(source: Connection[Any], queue: str, log: TableLog, ticks: Sequence[Tick]) -> list[tuple[int, int]]:
+    """The TRUNCATEs of a log: the number of each event, and that of its tick."""
+    return [(event, truncate_tick(source, queue, log, ticks, event)) for event in log.truncates]
 
 
 def tick_changes(
@@ -50,30 +76,17 @@ def tick_changes(
 
     `live` gives the rows that the table had before, with weights. The rows that a TRUNCATE took away have its event.
     """
-    images = table.images(source, log.select, header=_HEADER)
     ticks = ticks_of(source, queue, log)
-    rows = images.select(table.schema.names)
-    rows = rows.append_column(OP, images[OP]).append_column(VERSION, _versions(images[_TXID], ticks))
-    rows = rows.append_column(TIME, images[TIME]).append_column(EVENT, images[EVENT])
-    parts = [rows.append_column(images.schema.field(WEIGHT_COLUMN), images[WEIGHT_COLUMN])]
+    images = table.images(source, numbered_rows(log.select, ticks), header=HEADER)
+    parts = [images]
     before, start = live() if log.truncates else None, 0
-    for event in log.truncates:
-        tick = truncate_tick(source, queue, log, ticks, event)
+    for event, tick in truncations(source, queue, log, ticks):
         between = pc.and_(pc.greater(images[EVENT], start), pc.less(images[EVENT], event))
         later = images.filter(between).select([*table.schema.names, WEIGHT_COLUMN])
         gone = repeated_rows(net_images(later if before is None else pa.concat_tables([before, later])), 1)
         for name, value in ((OP, "D"), (VERSION, tick), (TIME, datetime.now(UTC)), (EVENT, event), (WEIGHT_COLUMN, -1)):
-            field = parts[0].schema.field(name)
+            field = images.schema.field(name)
             gone = gone.append_column(field, pa.repeat(pa.scalar(value, field.type), gone.num_rows))
         parts.append(gone)
         before, start = None, event
-    return pa.concat_tables(part.cast(parts[0].schema) for part in parts)
-
-
-def _versions(txids: pa.ChunkedArray, ticks: Sequence[Tick]) -> pa.Array:
-    """The first of the ticks that sees each transaction; the last one sees all."""
-    known: dict[int, int] = {}
-    for txid in txids.unique().to_pylist():
-        found = bisect_left(ticks, True, hi=len(ticks) - 1, key=lambda tick: tick.snapshot.sees(txid))
-        known[txid] = ticks[found].number
-    return pa.array([known[txid] for txid in txids.to_pylist()], pa.int64())
+    return pa.concat_tables(part.cast(images.schema) for part in parts)

@@ -30,7 +30,7 @@ from gdq.errors import RefreshConflict
 from gdq.view.lake_name import LakeName
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -49,7 +49,10 @@ class SparkDeltaWriter:
 
     def __init__(self, spark: SparkSession, name: LakeName, owner: str, source: str) -> None:
         self._lake = DeltaLake(name, owner, source)
-        self._session = writer_session(spark, tuple(_SETTINGS.items()))
+        self.session = writer_session(spark, tuple(_SETTINGS.items()))
+
+    def rows(self) -> DataFrame:
+        return self.session.read.format("delta").load(self._lake.name.place)
 
     def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         lake = self._lake
@@ -58,8 +61,8 @@ class SparkDeltaWriter:
             found = lake.find()
             lake.check(found.state, stored, change.kind)
             with commit_conflicts(), self._marked(found, new):
-                rows = self._load(found, change) if change.kind == "full" else self._merge(found, change)
-            if not rows and change.kind != "full":
+                rows = self._write(found, change) if change.kind in ("full", "append") else self._merge(found, change)
+            if not rows and change.kind in ("signed", "replace"):
                 return lake.commit(ArrowDifference("none", change.schema), stored, new)
             self._check(found, new)
             return rows
@@ -76,7 +79,7 @@ class SparkDeltaWriter:
             (_APPLICATION, self._lake.application),
             (_NUMBER, str(found.number + 1)),
         ):
-            self._session.conf.set(name, value)
+            self.session.conf.set(name, value)
         yield
 
     def _check(self, before: FoundDelta, new: StoredPosition) -> None:
@@ -87,17 +90,27 @@ class SparkDeltaWriter:
         if found.state.foreign is not None:
             raise Diverged(found.state.foreign)
 
-    def _load(self, found: FoundDelta, change: SparkDifference) -> int:
+    def _write(self, found: FoundDelta, change: SparkDifference) -> int:
+        """Commit all rows, or further ones; returns the rows deleted plus the rows inserted."""
         before = 0 if found.table is None else self._lake.rows(found.table)
-        writer = change.named_rows(self._session).write.format("delta").option("overwriteSchema", "true")
-        writer.mode("errorifexists" if found.table is None else "overwrite").save(self._lake.name.place)
-        after = self._lake.find().table
-        return before + (0 if after is None else self._lake.rows(after))
+        writer = change.named_rows(self.session).write.format("delta")
+        if change.kind == "append":
+            self._check_columns(found, change)
+            writer.mode("append").save(self._lake.name.place)
+        else:
+            writer.mode("errorifexists" if found.table is None else "overwrite")
+            writer.option("overwriteSchema", "true").save(self._lake.name.place)
+        table = self._lake.find().table
+        after = 0 if table is None else self._lake.rows(table)
+        return after - before if change.kind == "append" else after + before
 
-    def _merge(self, found: FoundDelta, change: SparkDifference) -> int:
+    def _check_columns(self, found: FoundDelta, change: SparkDifference) -> None:
         if found.table is None:
             raise Diverged(f"{self._lake.name} is gone")
         if pa.schema(found.table.schema().to_arrow()).remove_metadata() != change.schema:
             raise Diverged(f"the columns of {self._lake.name} are others")
+
+    def _merge(self, found: FoundDelta, change: SparkDifference) -> int:
+        self._check_columns(found, change)
         place = self._lake.name.place.replace("`", "``")
-        return merge_into(self._session, change, f"delta.`{place}`")
+        return merge_into(self.session, change, f"delta.`{place}`")

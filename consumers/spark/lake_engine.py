@@ -21,7 +21,7 @@ from gdq.consumers.lake.types import LakeColumn, lake_column, lake_columns, lake
 from gdq.consumers.spark.jobs import own_jobs, spark_errors, tell_computing, text_columns, worker_errors
 from gdq.consumers.spark.join_engine import SparkJoinEngine
 from gdq.consumers.spark.key_statements import KeyStatements
-from gdq.consumers.spark.lake_merge import SparkDifference, SparkTableWriter
+from gdq.consumers.spark.lake_merge import SparkDifference, SparkTableWriter, row_image
 from gdq.consumers.spark.lake_rows import JoinedLakeRows, KeyLakeRows
 from gdq.consumers.spark.lake_types import NO_VALUE, lake_type_as_text, lake_type_from_text
 from gdq.consumers.spark.session import SparkRun
@@ -71,8 +71,7 @@ class SparkLakeEngine:
                 return
             more: list[str] = []
             if found.kind == "signed":
-                image = ", ".join(f"c{n}" for n in range(1, len(self.columns) + 1))
-                more = [f"to_json(struct({image}), map('ignoreNullFields', 'false')) as image", "w"]
+                more = [row_image(len(self.columns)), "w"]
             rows = self._typed(found.frame, *more).persist()
             self._stack.callback(rows.unpersist)
             rows.count()
@@ -130,7 +129,11 @@ def spark_lake_engine(run: SparkRun, task: EngineTask, computation: Computation 
 
 
 def lake_writer(spark: SparkSession, name: LakeName, owner: str, source: str) -> SparkTableWriter:
-    """The writer of a Delta or Iceberg table; `owner` and `source` as in open_lake()."""
+    """The writer of a lake table; `owner` and `source` as in open_lake()."""
+    if name.kind == "parquet":
+        from gdq.consumers.spark.lake_parquet import SparkParquetWriter  # noqa: PLC0415 (needs pyarrow alone)
+
+        return SparkParquetWriter(spark, name, owner, source)
     if name.kind == "delta":
         from gdq.consumers.spark.lake_delta import SparkDeltaWriter  # noqa: PLC0415 (needs deltalake)
 
@@ -142,6 +145,8 @@ def lake_writer(spark: SparkSession, name: LakeName, owner: str, source: str) ->
 
 def check_jars(spark: SparkSession, kind: LakeKind) -> None:
     """GdqError if Spark lacks the jars of a format."""
+    if kind not in _JARS:
+        return
     machine: Any = spark._jvm
     loader = machine.java.lang.Thread.currentThread().getContextClassLoader()
     try:

@@ -33,7 +33,7 @@ from gdq.errors import GdqError
 from gdq.view.lake_name import LakeName
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _POSITION = f"spark.sql.iceberg.snapshot-property.{ICEBERG_STATE_KEY}"
 
@@ -44,7 +44,14 @@ class SparkIcebergWriter:
     def __init__(self, spark: SparkSession, name: LakeName, owner: str, source: str) -> None:
         self._lake = IcebergLake(name, owner, source)
         self._catalog, settings = _catalog(spark, name)
-        self._session = writer_session(spark, settings)
+        self.session = writer_session(spark, settings)
+
+    def rows(self) -> DataFrame:
+        return self.session.table(".".join(map(spark_quoted, self._parts)))
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return (self._catalog, *self._lake.name.iceberg[1].split("."))
 
     def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         lake = self._lake
@@ -53,11 +60,10 @@ class SparkIcebergWriter:
             with self._at(change, stored) as (table, before):
                 branch = f"{ICEBERG_BRANCH}{secrets.token_hex(6)}"
                 table.manage_snapshots().create_branch(before, branch).commit()
-                self._session.conf.set(_POSITION, new.text)
-                parts = (self._catalog, *lake.name.iceberg[1].split("."), f"branch_{branch}")
-                place = ".".join(map(spark_quoted, parts))
-                rows = self._load(change, table, place) if change.kind == "full" else self._merge(change, table, place)
-                if not rows and change.kind != "full":
+                self.session.conf.set(_POSITION, new.text)
+                place = ".".join(map(spark_quoted, (*self._parts, f"branch_{branch}")))
+                rows = self._written(change, table, place)
+                if not rows and change.kind in ("signed", "replace"):
                     return lake.commit(ArrowDifference("none", change.schema), stored, new)
                 self._publish(table.refresh(), branch, before)
                 return rows
@@ -98,22 +104,29 @@ class SparkIcebergWriter:
             ),
         )
 
-    def _load(self, change: SparkDifference, table: Table, place: str) -> int:
+    def _written(self, change: SparkDifference, table: Table, place: str) -> int:
+        """Write a change onto the branch at `place`; returns the rows deleted plus the rows inserted."""
         if not has_iceberg_columns(table, change.schema):
+            if change.kind != "full":
+                raise Diverged(f"the columns of {self._lake.name} are others")
             raise GdqError(
                 f"the columns of {self._lake.name} are others, and Spark cannot replace them with the rows at once",
                 hint="Drop the view and create it again.",
             )
+        if change.kind in ("signed", "replace"):
+            return merge_into(self.session, change, place)
+        writer = change.named_rows(self.session).writeTo(place)
+        before = self._count(place)
+        if change.kind == "append":
+            writer.append()
+            return self._count(place) - before
         from pyspark.sql.functions import lit  # noqa: PLC0415 (half a gigabyte of package)
 
-        change.named_rows(self._session).writeTo(place).overwrite(lit(True))
-        went = self._session.sql(f"select count(*) from {place.rpartition('.')[0]}").collect()[0][0]
-        return int(went + self._session.sql(f"select count(*) from {place}").collect()[0][0])
+        writer.overwrite(lit(True))
+        return self._count(place) + before
 
-    def _merge(self, change: SparkDifference, table: Table, place: str) -> int:
-        if not has_iceberg_columns(table, change.schema):
-            raise Diverged(f"the columns of {self._lake.name} are others")
-        return merge_into(self._session, change, place)
+    def _count(self, place: str) -> int:
+        return int(self.session.sql(f"select count(*) from {place}").collect()[0][0])
 
 
 def _catalog(spark: SparkSession, name: LakeName) -> tuple[str, tuple[tuple[str, str], ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -33,11 +33,12 @@ class SparkDifference:
     """A Difference (consumers.views.difference) as frames of the table's types; c1, c2, ... are the view's columns.
 
     kind full:    `rows` are all rows
+         append:  insert `rows`
          replace: delete the rows with one of `keys` in each of these columns (number from 1), insert `rows`
          signed:  insert each row `w` times, or delete it if w < 0; no row comes twice, `image` is its text
     """
 
-    kind: Literal["full", "replace", "signed"]
+    kind: Literal["full", "append", "replace", "signed"]
     columns: Sequence[LakeColumn]
     rows: DataFrame
     keys: Mapping[int, DataFrame] = field(default_factory=dict)
@@ -60,7 +61,15 @@ class SparkDifference:
 
 
 class SparkTableWriter(Protocol):
-    """Writes into one lake table: SparkDeltaWriter or SparkIcebergWriter."""
+    """Writes into one lake table: SparkDeltaWriter, SparkIcebergWriter or SparkParquetWriter.
+
+    `session`: that of its statements.
+    """
+
+    session: SparkSession
+
+    def rows(self) -> DataFrame:
+        """The table's current rows, in the session."""
 
     def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         """As CommittingEngine.commit()."""
@@ -88,6 +97,12 @@ def spark_quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def row_image(columns: int) -> str:
+    """The column `image` of signed rows: the text of the columns c1, c2, ..., so many."""
+    names = ", ".join(f"c{number}" for number in range(1, columns + 1))
+    return f"to_json(struct({names}), map('ignoreNullFields', 'false')) as image"
+
+
 def _copies_found_sql(change: SparkDifference, table: str) -> str:
     """SELECT of the rows to delete, by image, with the number of copies that `table` holds."""
     same = _same_row_sql(change, "t", "s")
@@ -110,34 +125,51 @@ def merge_into(session: SparkSession, change: SparkDifference, table: str) -> in
 
     Returns the rows deleted plus the rows inserted. Diverged if rows to delete are missing.
     """
-    if change.kind == "replace":
-        went, source = _replaced(session, change, table)
-        came = change.rows.count()
-        same = " and ".join(f"t.{spark_quoted(change.columns[n - 1].name)} <=> s.c{n}" for n in change.keys)
-    else:
-        change.rows.createOrReplaceGlobalTempView("gdq_rows")
-        session.sql("select * from global_temp.gdq_rows").createOrReplaceTempView("gdq_signed")
-        session.sql(_copies_found_sql(change, table)).createOrReplaceTempView("gdq_found")
-        went, came = _expected(session)
-        left = "coalesce(f.copies, 0) + s.w"
-        source = (
-            f"select true as gone, {change.values} from gdq_signed where w < 0 union all "
-            f"select false, {change.values} from (select s.*, explode(sequence(1, int({left}))) from gdq_signed s "
-            f"left join gdq_found f on f.image = s.image where {left} > 0)"
+    with ExitStack() as stack:
+        if change.kind == "replace":
+            went, source = _replaced(session, change, table, stack)
+            came = change.rows.count()
+            same = " and ".join(f"t.{spark_quoted(change.columns[n - 1].name)} <=> s.c{n}" for n in change.keys)
+        else:
+            went, came, source = _signed(session, change, table, stack)
+            same = _same_row_sql(change, "t", "s")
+        if not went + came:
+            return 0
+        names = ", ".join(spark_quoted(column.name) for column in change.columns)
+        values = ", ".join(f"s.c{n}" for n in range(1, len(change.columns) + 1))
+        session.sql(
+            f"merge into {table} t using ({source}) s on s.gone and {same} when matched then delete "
+            f"when not matched and not s.gone then insert ({names}) values ({values})"
         )
-        same = _same_row_sql(change, "t", "s")
-    if not went + came:
-        return 0
-    names = ", ".join(spark_quoted(column.name) for column in change.columns)
-    values = ", ".join(f"s.c{n}" for n in range(1, len(change.columns) + 1))
-    session.sql(
-        f"merge into {table} t using ({source}) s on s.gone and {same} when matched then delete "
-        f"when not matched and not s.gone then insert ({names}) values ({values})"
+    return went + came
+
+
+def _kept_view(session: SparkSession, name: str, query: str, stack: ExitStack) -> None:
+    """A view of a query that reads the lake table once, though it is asked for twice, until the stack is closed."""
+    rows = session.sql(query).persist()
+    stack.callback(rows.unpersist)
+    rows.createOrReplaceTempView(name)
+
+
+def _signed(session: SparkSession, change: SparkDifference, table: str, stack: ExitStack) -> tuple[int, int, str]:
+    """For signed rows: the numbers of rows to delete and to insert, and the MERGE's source.
+
+    That deletes all copies of a row, and inserts those that stay.
+    """
+    change.rows.createOrReplaceGlobalTempView("gdq_rows")
+    session.sql("select * from global_temp.gdq_rows").createOrReplaceTempView("gdq_signed")
+    _kept_view(session, "gdq_found", _copies_found_sql(change, table), stack)
+    went, came = _expected(session)
+    left = "coalesce(f.copies, 0) + s.w"
+    source = (
+        f"select true as gone, {change.values} from gdq_signed where w < 0 union all "
+        f"select false, {change.values} from (select s.*, explode(sequence(1, int({left}))) from gdq_signed s "
+        f"left join gdq_found f on f.image = s.image where {left} > 0)"
     )
-    return int(went) + int(came)
+    return went, came, source
 
 
-def _replaced(session: SparkSession, change: SparkDifference, table: str) -> tuple[int, str]:
+def _replaced(session: SparkSession, change: SparkDifference, table: str, stack: ExitStack) -> tuple[int, str]:
     """For a replace: the number of rows of `table` with its keys, and the MERGE's source (these keys, the new rows)."""
     names = {n: f"t.{spark_quoted(change.columns[n - 1].name)}" for n in change.keys}
     joins = []
@@ -147,7 +179,7 @@ def _replaced(session: SparkSession, change: SparkDifference, table: str) -> tup
     values = ", ".join(f"{name} as c{n}" for n, name in names.items())
     groups = ", ".join(names.values())
     held = f"select {values}, count(*) as copies from {table} t {' '.join(joins)} group by {groups}"
-    session.sql(held).createOrReplaceTempView("gdq_held")
+    _kept_view(session, "gdq_held", held, stack)
     change.rows.createOrReplaceGlobalTempView("gdq_rows")
     went = session.sql("select coalesce(sum(copies), 0) from gdq_held").collect()[0][0]
     listed = ", ".join(
@@ -169,7 +201,7 @@ def _expected(session: SparkSession) -> tuple[int, int]:
     ).collect()
     if row[2] != row[0]:
         raise Diverged(f"{row[2]} of the {row[0]} rows that went were there")
-    return row[0], row[1]
+    return int(row[0]), int(row[1])
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -95,8 +95,8 @@ class Lake:
             names = [name for _, name in self.columns(table)]
             rows = self.read(table)
             assert sorted(rows.schema.names) == sorted(names)
-            found = Counter(tuple(map(_plain, row.values())) for row in rows.select(names).to_pylist())
-            assert found == Counter(tuple(map(_plain, row)) for row in self.ask(f"select * from {table}")), table
+            found = plain_rows([*row.values()] for row in rows.select(names).to_pylist())
+            assert found == plain_rows(self.ask(f"select * from {table}")), table
 
     def columns(self, table: str) -> list[tuple[int, str]]:
         """The columns of a table in the source, with their numbers."""
@@ -117,13 +117,18 @@ def plain_strings(rows: pa.Table) -> pa.Table:
     return rows.cast(pa.schema([field.with_type(usual.get(field.type, field.type)) for field in rows.schema]))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value in a form that is the same from the lake and from the source."""
     if isinstance(value, list):
         return f"{{{','.join(value)}}}"
     if isinstance(value, Decimal):
         return f"{value.normalize():f}"
     return value.timestamp() if isinstance(value, datetime) and value.tzinfo is not None else str(value)
+
+
+def plain_rows(rows: Iterable[Sequence[Any]]) -> Counter[tuple[str, ...]]:
+    """How often each row is there, with its values in that form."""
+    return Counter(tuple(map(plain, row)) for row in rows)
 
 
 @pytest.fixture

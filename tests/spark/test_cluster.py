@@ -35,6 +35,10 @@ from tests.support.waiting import SECONDS, until
 
 HOME = Path(pyspark.__file__).parent
 
+# A machine that stands still for some minutes, as one that is shared may, would otherwise lose all its executors at
+# once: they and the workers are given up when no heartbeat has come for one or two minutes.
+PATIENCE = {"spark.network.timeout": f"{SECONDS}s", "spark.worker.timeout": f"{SECONDS}"}
+
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif("GDQ_TEST_CLUSTER" not in os.environ, reason="set GDQ_TEST_CLUSTER=1 for a cluster of Spark"),
@@ -106,7 +110,7 @@ json.dump({"parts": parts, "gdq": found}, open(f"{folder}/told.json", "w"))
 """
 
 
-# `gdq mirror --engine spark` as spark-submit runs it: all tables are large, in parts of 256 kB.
+# `gdq mirror --engine spark` as spark-submit runs it: all tables are large, in parts of 512 kB.
 MIRROR_JOB = """
 import sys
 import gdq
@@ -115,8 +119,8 @@ from gdq.consumers.mirror.__main__ import main
 from gdq.consumers.spark import jobs
 
 assert gdq.__file__.startswith(sys.argv[1])
-assert jobs.PARTITION_BYTES > 2**18 < spark_tables.LARGE_BYTES
-jobs.PARTITION_BYTES, spark_tables.LARGE_BYTES = 2**18, -1
+assert jobs.PARTITION_BYTES > 2**19 < spark_tables.LARGE_BYTES
+jobs.PARTITION_BYTES, spark_tables.LARGE_BYTES = 2**19, -1
 main(["q", "public", "--target", sys.argv[2]])
 """
 
@@ -190,7 +194,9 @@ def environment(shop: Shop, password: str, tmp_path: Path) -> dict[str, str]:
         "PGPASSFILE": str(passfile),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(sys.path),
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
+        "SPARK_DAEMON_JAVA_OPTS": " ".join(
+            ["-XX:TieredStopAtLevel=1", *(f"-D{name}={value}" for name, value in PATIENCE.items())]
+        ),
         "SPARK_HOME": str(HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
@@ -219,12 +225,14 @@ def cluster(environment: Mapping[str, str], folder: Path, workers: int) -> Itera
 def submit(master: str, environment: Mapping[str, str], folder: Path, *job: str, **settings: str) -> None:
     """Run a job on a cluster to its end, with what Spark logs of it in the folder `events`."""
     (folder / "events").mkdir()
-    known = {
+    known = PATIENCE | {
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": (folder / "events").as_uri(),
         "spark.eventLog.enabled": "true",
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
         "spark.executor.memory": "512m",
+        # all executors take part from the first stage on, whenever the last one is there
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{SECONDS}s",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     }
     options = [part for name, value in (known | settings).items() for part in ("--conf", f"{name}={value}")]

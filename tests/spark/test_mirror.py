@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from gdq.consumers.mirror.mirror import Mirror
+from gdq.consumers.mirror.state import History
 from gdq.errors import GdqError
-from tests.mirror.conftest import Lake
+from tests.mirror.conftest import KINDS, Lake
+from tests.mirror.test_history import Replay
 from tests.support.lake_spark import Job, jars, spark_job
 from tests.support.server import Database
 
@@ -18,12 +23,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
 # All tables are large, and a task reads two blocks. Answers with the kinds of Spark's commits.
 _JOB = """
-import json, sys, traceback
+import json, os, sys, traceback
 from gdq.consumers.mirror import spark_tables
 from gdq.consumers.mirror.mirror import Mirror
 from gdq.consumers.spark import jobs, session
 
-session._SETTINGS["spark.master"] = sys.argv[2]
+session._SETTINGS |= {"spark.master": sys.argv[2]} | json.loads(os.environ.get("SETTINGS", "{}"))
 jobs.PARTITION_BYTES, spark_tables.LARGE_BYTES = 2**14, -1
 commit, kinds = spark_tables.SparkTables._commit, []
 
@@ -34,10 +39,10 @@ def counted(self, change, move):
 
 spark_tables.SparkTables._commit = counted
 for line in sys.stdin:
-    target, said, error = json.loads(line)["target"], [], None
+    order, said, error = json.loads(line), [], None
     kinds.clear()
     try:
-        with Mirror(sys.argv[1], "shop", "copy", target, ["public"], spark=True, tell=said.append) as mirror:
+        with Mirror(sys.argv[1], "shop", "copy", words=["public"], spark=True, tell=said.append, **order) as mirror:
             list(mirror.run())
     except Exception as one:
         traceback.print_exc()
@@ -69,7 +74,7 @@ _CHANGES = (
 )
 
 
-@pytest.fixture(params=["delta", "iceberg"])
+@pytest.fixture(params=KINDS)
 def made(db: Database, tmp_path: Path, request: pytest.FixtureRequest) -> Lake:
     lake = replace(Lake(db, tmp_path / "copy"), kind=request.param)
     lake.run("select gdq.create_queue('shop')", *_SCHEMA)
@@ -83,32 +88,34 @@ def job(made: Lake) -> Iterator[Job]:
         yield started
 
 
-def bring_up(job: Job, lake: Lake) -> list[str]:
+def bring_up(job: Job, lake: Lake, history: History | None = None) -> list[str]:
     """Mirror by Spark up to now; the kinds of its commits."""
-    told = job.order(target=lake.target)
+    told = job.order(target=lake.target, history=history)
     if told["error"] is not None:
         pytest.fail(f"{told}\n{job.log.read_text()[-6000:]}")
-    lake.same(*TABLES)
+    if history is None:
+        lake.same(*TABLES)
     kinds: list[str] = told["kinds"]
     return kinds
 
 
 @pytest.mark.long
 def test_equal_to_the_tables(made: Lake, job: Job) -> None:
+    signed = [] if made.kind == "parquet" else ["signed"]
     assert bring_up(job, made) == ["full"] * 3
     made.run(*_CHANGES)
-    assert bring_up(job, made) == ["signed"] * 3
+    assert bring_up(job, made) == signed * 3
     assert bring_up(job, made) == []
     # changes that come to nothing, and TRUNCATE with rows after it
     made.run("insert into parts values (-1, 1)", "delete from parts where id = -1")
     made.run("truncate bare", "insert into bare values (5, 'x'), (5, 'x')")
-    assert sorted(bring_up(job, made)) == ["full", "signed"]
+    assert sorted(bring_up(job, made)) == ["full", *signed]
     # without Spark, and with it again
     made.run("update keyed set name = 'm' where id % 7 = 0", "delete from bare where ctid = '(0,1)'")
     made.bring_up("public")
     made.same(*TABLES)
     made.run(*_CHANGES)
-    assert bring_up(job, made) == ["signed"] * 3
+    assert bring_up(job, made) == signed * 3
     # columns that are added, renamed, dropped, with rows of both versions in one batch
     made.run(
         "alter table keyed add column more int",
@@ -124,21 +131,125 @@ def test_equal_to_the_tables(made: Lake, job: Job) -> None:
 
 
 @pytest.mark.long
-def test_killed_while_it_commits(made: Lake) -> None:
+@pytest.mark.parametrize("form", ["feed", "scd2"])
+def test_histories(made: Lake, job: Job, form: History) -> None:
+    """Replayed to each tick that is noted, by Spark and without it by turns."""
+    history = Replay(made, [*TABLES], form)
+    later = "append" if form == "feed" else "signed"
+
+    def look(kind: str) -> None:
+        """Of a feed Spark does not write what one task would read; in Parquet files it ends no versions."""
+        kinds = {*bring_up(job, made, form)}
+        assert kinds == (set() if made.kind == "parquet" and kind == "signed" else {kind})
+        history.check()
+
+    look("full")
+    for change in _CHANGES:
+        made.run(change)
+        history.note()
+    look(later)
+    # rows that go and come in one transaction, and TRUNCATE between changes, twice
+    made.run(
+        """begin; delete from keyed where id % 3 = 0; insert into keyed (id, ratio) select i, -0.0
+           from generate_series(3, 9, 3) i; update keyed set ratio = 0.0 where id = 6; commit""",
+        "update bare set name = 'y' where n = 5",
+    )
+    history.note()
+    made.run("truncate bare", "insert into bare values (5, 'x'), (5, 'x')")
+    history.note()
+    made.run("insert into bare values (6, 'z')", "truncate bare", "insert into bare values (7, 'z')")
+    history.note()
+    look(later)
+    for changes in (["delete from bare", "truncate parts", "truncate parts"], ["truncate parts"]):
+        made.run(*changes)
+        history.note()
+        look(later)
+    made.run(*_CHANGES, "insert into parts select i, 0 from generate_series(1, 2000) i")
+    history.note()
+    made.bring_up("public", history=form)
+    history.check()
+    # what no log row tells is found by a copy, at a later tick
+    made.run("truncate parts_1", *_CHANGES)
+    for tables in history.known.values():
+        del tables["public.parts"]
+    look(later)
+    # columns that are added, renamed and dropped; of those that are kept no row of the table knows
+    made.run(
+        "alter table keyed add column more float8",
+        "update keyed set more = id where id % 5 = 0",
+        "alter table bare rename column name to label",
+        "update bare set label = 'l' where n = 1",
+        "alter table keyed drop column ratio",
+        "update keyed set more = '-0' where id % 11 = 0",
+    )
+    history.note()
+    look(later)
+    made.run(*(change.replace(", ratio = -ratio", "") for change in _CHANGES if "bare" not in change))
+    history.note()
+    look(later)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", [None, "feed", "scd2"])
+def test_killed_while_it_commits(made: Lake, form: History | None) -> None:
     """In the first load, then in a MERGE: a new process goes on, and a reader finds each change once."""
+    history = Replay(made, [*TABLES], form or "feed")
     for changes in ((), _CHANGES, ("delete from bare where n = 1", "update parts set n = n + 1")):
         made.run(*changes)
+        if changes:  # the first load is at a later tick than any before it
+            history.note()
         with spark_job(made.source.dsn, jars(made.kind), text=_JOB) as job:
             known = set(made.folder.rglob("*.parquet"))
-            job.begin(target=made.target)
+            job.begin(target=made.target, history=form)
             job.kill_when(lambda known=known: bool(set(made.folder.rglob("*.parquet")) - known))  # type: ignore[misc]
         with spark_job(made.source.dsn, jars(made.kind), text=_JOB) as job:
-            bring_up(job, made)
+            bring_up(job, made, form)
+        if form is not None:
+            history.check()
+
+
+@dataclass(frozen=True, slots=True)
+class _Catalog(Lake):
+    """A lake in an Iceberg catalog that has a name."""
+
+    @property
+    def target(self) -> str:
+        return "iceberg:prod"
+
+    @property
+    def known(self) -> dict[str, str]:
+        """The catalog as pyiceberg knows it."""
+        return {"uri": f"sqlite:///{self.folder}/prod.db", "warehouse": self.folder.as_uri()}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The catalog as Spark knows it."""
+        options = {"catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog", "uri": f"jdbc:sqlite:{self.folder}/prod.db"}
+        options |= {"warehouse": self.folder.as_uri()}
+        names = {f"spark.sql.catalog.prod.{name}": value for name, value in options.items()}
+        return {"spark.sql.catalog.prod": "org.apache.iceberg.spark.SparkCatalog"} | names
+
+    def read(self, table: str) -> pa.Table:
+        with load_catalog("prod", type="sql", **self.known) as catalog:
+            return catalog.load_table(table).scan().to_arrow()
+
+
+@pytest.mark.long
+def test_in_a_catalog_with_a_name(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = _Catalog(db, tmp_path, "iceberg")
+    for name, value in lake.known.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__PROD__{name.upper()}", value)
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__TYPE", "sql")
+    monkeypatch.setenv("SETTINGS", json.dumps(lake.settings))
+    lake.run("select gdq.create_queue('shop')", *_SCHEMA)
+    lake.capture(*TABLES)
+    with spark_job(db.dsn, jars("iceberg"), text=_JOB) as job:
+        assert bring_up(job, lake) == ["full"] * 3
+        lake.run(*_CHANGES)
+        assert bring_up(job, lake) == ["signed"] * 3
 
 
 def test_what_spark_does_not_mirror(db: Database, tmp_path: Path) -> None:
-    lake = Lake(db, tmp_path)
-    lake.run("select gdq.create_queue('shop')")
-    for target, history in ((f"parquet:{tmp_path}", None), (f"delta:{tmp_path}", "scd2")):
-        with pytest.raises(GdqError, match="tables as they are, in Delta or Iceberg"):
-            Mirror(db.dsn, "shop", "copy", target, ["public"], history=history, spark=True)  # type: ignore[arg-type]
+    Lake(db, tmp_path).run("select gdq.create_queue('shop')")
+    with pytest.raises(GdqError, match="not into an object store"):
+        Mirror(db.dsn, "shop", "copy", "parquet:s3://bucket/lake", ["public"], spark=True)

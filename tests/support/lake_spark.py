@@ -57,7 +57,7 @@ def jars(*kinds: str) -> list[Path]:
     """The jars of some formats, fetched by Maven where they are not there yet; the test is skipped without them."""
     if not pyspark.__version__.startswith("4.1."):
         pytest.skip(f"the jars are those for Spark 4.1, this is {pyspark.__version__}")
-    return [jar(artifact) for kind in kinds for artifact in JARS[kind]]
+    return [jar(artifact) for kind in kinds for artifact in JARS.get(kind, ())]
 
 
 def jar(artifact: str) -> Path:
@@ -157,7 +157,7 @@ def _command(pid: int) -> bytes:
 def spark_job(dsn: str, paths: list[Path], master: str = "local[2]", text: str = _JOB) -> Iterator[Job]:
     """A process that refreshes views, or what `text` does, with these jars."""
     environment = os.environ | {
-        "PYSPARK_SUBMIT_ARGS": f"--jars {','.join(map(str, paths))} pyspark-shell",
+        "PYSPARK_SUBMIT_ARGS": " ".join([*(["--jars", ",".join(map(str, paths))] if paths else []), "pyspark-shell"]),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     with tempfile.TemporaryDirectory(prefix="gdq-spark-") as folder:
