@@ -86,7 +86,7 @@ as $$
               check_group,create_group,alter_group,drop_group,
               begin_refresh,refresh_unchanged,later_rows_sql,look_body,is_compiled,compile_view,
               refresh,refresh_group,compiled_views,refresh_compiled,
-              target_position,refuse_foreign,target_locks,hold_target,why_load,move_target,
+              target_position,refuse_foreign,target_locks,hold_target,why_load,
               begin_compiled_refresh,begin_compiled_load,finish_compiled_refresh,
               add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
    where p.pronamespace = 'gdq'::regnamespace and role = any (g.roles) and p.proname = any (g.names)

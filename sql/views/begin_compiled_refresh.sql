@@ -10,22 +10,25 @@
 -- open in it.
 -- Writes: locks the subscription; view_run. Errors: 25001 in another isolation; 40001.
 create or replace function gdq.begin_compiled_refresh(view text, compiled gdq.compiled_view, "position" text,
-  audited boolean, group_name text, looked oid[])
-  returns table (xmax bigint, running bigint[], segments oid[], stays boolean)
+  audited boolean, group_name text, looked oid[],
+  out xmax bigint, out running bigint[], out segments oid[], out stays boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   since pg_snapshot := split_part("position", '/', 5)::pg_snapshot;
+  found_changes record;
   queue_of integer;
-  changed regclass[];
 begin
-  perform gdq.require_repeatable_read();
-  select c.changed, c.stays into changed, stays
-    from gdq.view_changes(view, "position", compiled.stamp, compiled.definitions, audited, false, looked::regclass[]) c;
-  if changed = '{}' and stays then
+  if current_setting('transaction_isolation') <> 'repeatable read' then
+    perform gdq.require_repeatable_read();
+  end if;
+  found_changes := gdq.view_changes(view, "position", compiled.stamp, compiled.definitions, audited, false,
+                                    looked::regclass[]);
+  segments := found_changes.changed::oid[];
+  stays := found_changes.stays;
+  if segments = '{}' and stays then
     perform gdq.note_unchanged(array[view], array["position"], group_name, now());
-  elsif changed is not null or pg_try_advisory_xact_lock(gdq.lock_key('view', compiled.view_id::oid)) then
+  elsif segments is not null or pg_try_advisory_xact_lock(gdq.lock_key('view', compiled.view_id::oid)) then
     -- after the lock, as another refresh that has the view may wait for the row
     select s.queue_id into queue_of
       from gdq.subscription s
@@ -33,14 +36,12 @@ begin
                                             from gdq.view v
                                             join gdq.consumer c on c.consumer_name = v.consumer_name
                                            where v.view_name = view) for no key update;
-    if changed && array(select gdq.event_segments(queue_of)) then
-      changed := null;  -- events of the event log, as TRUNCATE, are not rows to be added up
+    if segments <> '{}' and segments::regclass[] && array(select gdq.event_segments(queue_of)) then
+      segments := null;  -- events of the event log, as TRUNCATE, are not rows to be added up
     end if;
   end if;
   xmax := pg_snapshot_xmax(since)::text::bigint;
   running := string_to_array(split_part(since::text, ':', 3), ',')::bigint[];
-  segments := changed::oid[];
-  return next;
 end
 $$;
 comment on function gdq.begin_compiled_refresh(text, gdq.compiled_view, text, boolean, text, oid[]) is

@@ -22,20 +22,29 @@ declare
   made record;
   moved text;
 begin
-  perform gdq.require_repeatable_read();
-  select vv.view_id, vv.queue_id, vv.consumer_name, q.queue_name, s.subscription_id, s.owner_role,
-         p.batch_no, p.snapshot, gdq.position_text(vv.queue_id, p.tick_id, p.snapshot) as place into at
+  if current_setting('transaction_isolation') <> 'repeatable read' then
+    perform gdq.require_repeatable_read();
+  end if;
+  select vv.view_id, vv.queue_id, vv.consumer_name, s.subscription_id, s.owner_role,
+         vv.audit_share is distinct from 0 as audited, p.batch_no, p.tick_id, p.snapshot,
+         -- era_of() in the same query
+         (select case when ee.written_by = ee.xmin and ee.written_in = 'gdq.era'::regclass then ee.era end
+            from gdq.era ee where ee.queue_id = vv.queue_id order by ee.era_no desc limit 1) as era into at
     from gdq.view vv
-    join gdq.queue q using (queue_id)
     join gdq.consumer c on c.consumer_name = vv.consumer_name
     join gdq.subscription s on s.queue_id = vv.queue_id and s.consumer_id = c.consumer_id
     cross join lateral (select * from gdq.position pp where pp.subscription_id = s.subscription_id
                          order by pp.batch_no desc limit 1) p
    where vv.view_name = view;
   if at.owner_role is distinct from gdq.invoker() then
-    perform gdq.own_subscription(at.queue_name, at.consumer_name);
+    perform gdq.own_subscription((select q.queue_name from gdq.queue q where q.queue_id = at.queue_id),
+                                 at.consumer_name);
+  elsif at.era is null then
+    perform gdq.require_era(at.queue_id);
   end if;
-  if kind <> 'full' and at.place is distinct from "position" then
+  -- the nonce was compared at the beginning
+  if kind <> 'full' and "position" is distinct from format('queue/%s/%s/%s/%s', at.era, at.tick_id,
+                                                          split_part("position", '/', 4), at.snapshot) then
     raise exception 'view "%" is not at position %', view, "position"
       using errcode = 'GDQ01', hint = 'Another refresh has moved it.';
   elsif not gdq.snapshot_le(at.snapshot, seen) then
@@ -43,10 +52,9 @@ begin
       using errcode = 'object_not_in_prerequisite_state',
             hint = 'The server has lost transactions that it had. gdq rebase starts a new era.';
   end if;
-  perform gdq.require_era(at.queue_id);
   with t as (
     insert into gdq.tick (queue_id, snapshot, event_seq, refresh)
-      values (at.queue_id, seen, gdq.last_event(at.queue_id), true) returning tick_id, event_seq
+      values (at.queue_id, seen, gdq.last_event(at.queue_id), true) returning tick_id, nonce, event_seq
   ), p as (
     insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
       select at.subscription_id, at.batch_no + 1, t.tick_id, seen, t.event_seq from t on conflict do nothing
@@ -58,7 +66,7 @@ begin
               kind, rows_changed, delta_rows, rows_read, seconds,
               case when action <> 'full' then at.snapshot end, seen)
   )
-  select t.tick_id, exists (select from p) as first into made from t;
+  select t.tick_id, t.nonce, exists (select from p) as first into made from t;
   if not made.first then
     raise exception 'another refresh of view "%" has just ended', view
       using errcode = 'serialization_failure', hint = 'Call again.';
@@ -68,11 +76,14 @@ begin
       select at.subscription_id, c.relid, 'copied', seen from gdq.cut_tables(at.subscription_id) c;
     update gdq.view vv set diverged = null where vv.view_id = at.view_id and vv.diverged is not null;
   end if;
-  perform gdq.note_work(at.view_id, seconds);
+  if at.audited then
+    perform gdq.note_work(at.view_id, seconds);
+  end if;
   if random() < 0.02 then
     perform gdq.trim_view_runs(at.view_id);
   end if;
-  moved := gdq.position_text(at.queue_id, made.tick_id, seen);
+  -- position_text() of the new tick
+  moved := format('queue/%s/%s/%s/%s', at.era, made.tick_id, made.nonce, seen);
   if kept <> '{}' then
     update gdq.compiled_view c set kept = finish_compiled_refresh.kept, kept_at = moved where c.view_id = at.view_id;
   end if;

@@ -18,6 +18,7 @@ declare
   most bigint := case when load then 100000 else 10000 end;
   few bigint;
   kept jsonb;
+  moved text;
 begin
   place := gdq.target_position(view, compiled);
   if place is not null then
@@ -27,8 +28,7 @@ begin
       null;  -- a log is gone, which another look tells
     end;
   end if;
-  select b.* into since
-    from gdq.begin_compiled_refresh(view, compiled, place, compiled.auditable and not load, group_name, looked) b;
+  since := gdq.begin_compiled_refresh(view, compiled, place, compiled.auditable and not load, group_name, looked);
   if since.segments = '{}' then
     action := 'none';
     kind := 'none';
@@ -74,9 +74,15 @@ begin
     kind := null;
     return;
   end if;
-  perform gdq.move_target(view, compiled, place,
-    gdq.finish_compiled_refresh(view, place, group_name, started, kind, reason, rows_changed, delta_rows, rows_read,
-                                kept));
+  moved := gdq.finish_compiled_refresh(view, place, group_name, started, kind, reason, rows_changed, delta_rows,
+                                       rows_read, kept);
+  update gdq_target.position p
+     set position = moved, target = compiled.target, updated_at = now(),
+         plan = concat_ws('/', compiled.plan, pg_relation_filenode(compiled.target::regclass)::text)
+   where p.view = refresh_compiled.view and p.position = coalesce(place, p.position);
+  if not found then
+    raise exception 'another refresh of view "%" has moved its position', view using errcode = 'serialization_failure';
+  end if;
 end
 $$;
 comment on function gdq.refresh_compiled(text, gdq.compiled_view, boolean, text) is

@@ -3,9 +3,12 @@
 create or replace function gdq.target_locks(target text, state text) returns text
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
+declare
+  names text[] := array_remove(array[case when to_regclass(target) is not null then target end,
+                                     case when to_regclass(state) is not null then state end], null);
 begin
-  return coalesce((select '; lock table only ' || string_agg(t, ', only ') || ' in row exclusive mode'
-                     from unnest(array[target, state]) t where to_regclass(t) is not null), '');
+  return case when names = '{}' then ''
+              else '; lock table only ' || array_to_string(names, ', only ') || ' in row exclusive mode' end;
 end
 $$;
 comment on function gdq.target_locks(text, text) is

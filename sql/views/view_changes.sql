@@ -98,62 +98,61 @@ create or replace function gdq.view_changes(view text, "position" text, stamp te
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v record;
   who name;
   since pg_snapshot := split_part("position", '/', 5)::pg_snapshot;
-  found_rows regclass[];
+  found_rows regclass[] := looked;
 begin
   if "position" is null then
     return;
   end if;
-  select vv.view_id, vv.queue_id, vv.consumer_name, q.queue_name, s.subscription_id, s.owner_role, s.all_tables into v
+  if looked is null then
+    -- after the lock, and before the position, so that nothing later can have been dropped
+    select gdq.changed_logs(s.subscription_id, since) into found_rows
+      from gdq.view vv
+      join gdq.consumer c on c.consumer_name = vv.consumer_name
+      join gdq.subscription s on s.queue_id = vv.queue_id and s.consumer_id = c.consumer_id
+     where vv.view_name = view and pg_try_advisory_xact_lock(gdq.lock_key('view', vv.view_id::oid));
+    if found_rows is null or (found_rows <> '{}' and until_changed) then
+      changed := found_rows;
+      return;
+    end if;
+  end if;
+  who := gdq.invoker();
+  -- all else in one query; the position has the era
+  select found_rows, t.created_at > clock_timestamp() - interval '1 minute'
+    into changed, stays
     from gdq.view vv
     join gdq.queue q using (queue_id)
     join gdq.consumer c on c.consumer_name = vv.consumer_name
     join gdq.subscription s on s.queue_id = vv.queue_id and s.consumer_id = c.consumer_id
+   cross join lateral (select * from gdq.position pp where pp.subscription_id = s.subscription_id
+                        order by pp.batch_no desc limit 1) p
+    join gdq.tick t on t.tick_id = p.tick_id
    where vv.view_name = view and vv.diverged is null and not q.paused
      and not (audited and coalesce(vv.audit_share > 0, vv.audit_credit >= vv.audit_need))
-     and pg_try_advisory_xact_lock(gdq.lock_key('view', vv.view_id::oid));
-  if not found then
-    return;
-  end if;
-  who := gdq.invoker();
-  if who <> v.owner_role then
-    perform gdq.own_subscription(v.queue_name, v.consumer_name);
-  end if;
-  -- the logs before the position, so that nothing later can have been dropped; and early, as they change most often
-  found_rows := coalesce(looked, gdq.changed_logs(v.subscription_id, since));
-  if found_rows is null or (found_rows <> '{}' and until_changed) then
-    changed := found_rows;
-    return;
-  end if;
-  -- all else in one query; the position has the era
-  select found_rows, t.created_at > clock_timestamp() - interval '1 minute'
-    into changed, stays
-    from (select * from gdq.position pp where pp.subscription_id = v.subscription_id
-           order by pp.batch_no desc limit 1) p
-    join gdq.tick t on t.tick_id = p.tick_id
-   -- position_text() in the same query
-   where "position" = format('queue/%s/%s/%s/%s',
+     and pg_try_advisory_xact_lock(gdq.lock_key('view', vv.view_id::oid))
+     and (s.owner_role = who or gdq.own_subscription(q.queue_name, vv.consumer_name) is not null)
+     -- position_text() in the same query
+     and "position" = format('queue/%s/%s/%s/%s',
            (select e.era from (select ee.era, ee.written_by = ee.xmin and ee.written_in = 'gdq.era'::regclass as own
-                                 from gdq.era ee where ee.queue_id = v.queue_id order by ee.era_no desc limit 1) e
+                                 from gdq.era ee where ee.queue_id = vv.queue_id order by ee.era_no desc limit 1) e
              where own), t.tick_id, t.nonce, p.snapshot)
      and gdq.view_stamp(view) = stamp
      and (definitions is null or gdq.user_definitions() = definitions)
      and (looked is null
           or not exists (select from gdq.subscription_resync r
-                          where r.subscription_id = v.subscription_id and r.kind = 'cut')
-             and not exists (select from gdq.log_loss l where l.queue_id = v.queue_id)
-          or not gdq.lacks_changes(v.subscription_id, since))
-     and not exists (select from gdq.member m where m.subscription_id = v.subscription_id)
+                          where r.subscription_id = s.subscription_id and r.kind = 'cut')
+             and not exists (select from gdq.log_loss l where l.queue_id = vv.queue_id)
+          or not gdq.lacks_changes(s.subscription_id, since))
+     and not exists (select from gdq.member m where m.subscription_id = s.subscription_id)
      -- subscribed_tables() and capture_state() in the same query
-     and not exists (select from gdq.captured_table ct left join pg_class c on c.oid = ct.relid
-                      where ct.queue_id = v.queue_id
-                        and (v.all_tables
+     and not exists (select from gdq.captured_table ct left join pg_class k on k.oid = ct.relid
+                      where ct.queue_id = vv.queue_id
+                        and (s.all_tables
                              or exists (select from gdq.subscription_table st
-                                         where st.subscription_id = v.subscription_id and st.table_id = ct.table_id))
-                        and (c.relrowsecurity is not false
-                             or not has_schema_privilege(who, c.relnamespace, 'usage')
+                                         where st.subscription_id = s.subscription_id and st.table_id = ct.table_id))
+                        and (k.relrowsecurity is not false
+                             or not has_schema_privilege(who, k.relnamespace, 'usage')
                              or not has_table_privilege(who, ct.relid, 'select')
                              or (select r.kind from gdq.resync r
                                   where r.queue_id = ct.queue_id and r.relid = ct.relid and r.kind <> 'gap'

@@ -42,7 +42,6 @@ INVOKER = {
     "gdq.target_locks",
     "gdq.hold_target",
     "gdq.why_load",
-    "gdq.move_target",
 }
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
