@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 # Where a Parquet file has the number of an Iceberg column.
-_FIELD_ID = b"PARQUET:field_id"
+FIELD_ID = b"PARQUET:field_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ def stored_names(file: pq.ParquetFile, schema: pa.Schema) -> dict[str, str]:
     By the numbers of the fields where both have them: a column may have had another name, or be another of its name.
     """
     found, written = {}, file.schema_arrow
-    numbers = {(field.metadata or {}).get(_FIELD_ID): field.name for field in written}
+    numbers = {(field.metadata or {}).get(FIELD_ID): field.name for field in written}
     numbered = numbers.keys() != {None}
     for field in schema:
-        number = (field.metadata or {}).get(_FIELD_ID)
+        number = (field.metadata or {}).get(FIELD_ID)
         if number is not None and numbered:
             if number in numbers:
                 found[field.name] = numbers[number]

@@ -81,6 +81,10 @@ class _OneLineErrors:
         with self._errors():
             return self.lake.schema()
 
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        with self._errors():
+            return self.lake.file_schema(schema)
+
     def evolve(
         self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
     ) -> None:
