@@ -20,6 +20,11 @@ class EvolvedColumn:
     source: str | None
 
 
+def with_numbers(schema: pa.Schema, numbers: Iterable[int]) -> pa.Schema:
+    """A schema of files whose columns a reader finds by their numbers in an Iceberg table."""
+    return pa.schema([one.with_metadata({FIELD_ID: str(number)}) for one, number in zip(schema, numbers, strict=True)])
+
+
 def stored_names(file: pq.ParquetFile, schema: pa.Schema) -> dict[str, str]:
     """For the columns of a table's schema their names in a file, which may lack some.
 

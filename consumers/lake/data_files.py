@@ -24,7 +24,9 @@ from gdq.consumers.lake.columns import FIELD_ID
 
 # Deleting one row rewrites a file, which has at most this size.
 FILE_BYTES = 32 * 2**20
+# A row group has so many rows, or bytes in memory.
 _GROUP_ROWS = 131_072
+_GROUP_BYTES = 16 * 2**20
 # Where a part ends, a file of so many bytes ends, too.
 _PART_BYTES = FILE_BYTES // 2
 # Files that are written at once: more of them want more processors than the server that is read leaves.
@@ -120,6 +122,7 @@ class DataFileWriter:
         self._writer: Any = None
         self._path = ""
         self._rows = 0
+        self._waiting: list[pa.Table] = []
         self._repeating: list[str] | None = None
         self.rows = 0
         self.files: list[DataFile] = []
@@ -142,6 +145,23 @@ class DataFileWriter:
         if not rows.num_rows:
             return
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        self._waiting.append(table.cast(self._schema))
+        self.rows += table.num_rows
+        if sum(part.num_rows for part in self._waiting) >= _GROUP_ROWS or self._waiting_bytes >= _GROUP_BYTES:
+            self._write_group()
+            if self._sink.tell() >= FILE_BYTES:
+                self._finish()
+
+    @property
+    def _waiting_bytes(self) -> int:
+        return sum(part.nbytes for part in self._waiting)
+
+    def _write_group(self) -> None:
+        """Write what waits: a row group, or several if it came at once."""
+        if not self._waiting:
+            return
+        table = pa.concat_tables(self._waiting)
+        self._waiting = []
         if self._repeating is None:
             self._repeating = _repeating(table)
         if self._writer is None:
@@ -150,18 +170,18 @@ class DataFileWriter:
             self._writer = pq.ParquetWriter(
                 self._sink, self._schema, compression="snappy", use_dictionary=self._repeating or False
             )
-        self._writer.write_table(table.cast(self._schema), row_group_size=_GROUP_ROWS)
+        few = table.num_rows < 2 * _GROUP_ROWS
+        self._writer.write_table(table, row_group_size=table.num_rows if few else _GROUP_ROWS)
         self._rows += table.num_rows
-        self.rows += table.num_rows
-        if self._sink.tell() >= FILE_BYTES:
-            self._finish()
 
     def end_part(self) -> None:
         """Finish the file if it is large enough for one."""
-        if self._writer is not None and self._sink.tell() >= _PART_BYTES:
+        written = 0 if self._writer is None else self._sink.tell()
+        if written + self._waiting_bytes // 2 >= _PART_BYTES:
             self._finish()
 
     def _finish(self) -> None:
+        self._write_group()
         if self._writer is None:
             return
         self._writer.close()

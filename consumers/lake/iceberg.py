@@ -7,7 +7,7 @@ they are switched off.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,12 +29,12 @@ from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Snapshot
 from sqlalchemy.exc import SQLAlchemyError
 
-from gdq.consumers.lake.columns import FIELD_ID, EvolvedColumn
+from gdq.consumers.lake.columns import EvolvedColumn, with_numbers
 from gdq.consumers.lake.data_files import DataFile, remove_data_files
 from gdq.consumers.lake.files import ArrowDifference, RewrittenDataFiles, evolved, rewrite_data_files
 from gdq.consumers.lake.iceberg_columns import can_evolve, evolve_columns
 from gdq.consumers.lake.iceberg_expiry import expire_snapshots, remove_unused_files
-from gdq.consumers.lake.table import OwnedLakeTable
+from gdq.consumers.lake.table import ICEBERG_CATALOG, OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import GdqError, RefreshConflict
@@ -42,7 +42,6 @@ from gdq.object_store import error_line, s3_environment, store_hint
 
 ICEBERG_STATE_KEY = "gdq.position"
 _OWNER = "gdq.source"
-ICEBERG_CATALOG = "catalog.db"
 # Branches that Spark writes onto (consumers/spark/lake_iceberg.py).
 ICEBERG_BRANCH = "gdq_refresh_"
 _PROPERTIES = {
@@ -82,11 +81,11 @@ class IcebergLake(OwnedLakeTable):
     def file_schema(self, schema: pa.Schema) -> pa.Schema:
         with self.opened() as (_, table):
             if table is None:
-                return _with_ids(schema, range(1, len(schema) + 1))
+                return with_numbers(schema, range(1, len(schema) + 1))
             if has_iceberg_columns(table, schema):
-                return _with_ids(schema, [table.schema().find_field(name).field_id for name in schema.names])
+                return with_numbers(schema, [table.schema().find_field(name).field_id for name in schema.names])
             first = table.metadata.last_column_id + 1
-            return _with_ids(schema, range(first, first + len(schema)))
+            return with_numbers(schema, range(first, first + len(schema)))
 
     def evolve(
         self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
@@ -239,7 +238,7 @@ class IcebergLake(OwnedLakeTable):
             if not has_iceberg_columns(table, change.schema):
                 raise Diverged(f"the columns of {self.name} are others")
         now = transaction.table_metadata.schema()
-        schema = _with_ids(change.schema, [now.find_field(name).field_id for name in change.schema.names])
+        schema = with_numbers(change.schema, [now.find_field(name).field_id for name in change.schema.names])
         done = rewrite_data_files(system, folder, list(known), change, schema)
         try:
             self._commit(transaction, table, [known[file] for file in done.removed], done, new.text)
@@ -327,12 +326,6 @@ def _set_columns(transaction: Transaction, table: Table, schema: pa.Schema) -> N
             update.delete_column(old.name)
         for new in pyarrow_to_schema(pa.schema(numbered)).fields:
             update.add_column(new.name, new.field_type)
-
-
-def _with_ids(schema: pa.Schema, ids: Iterable[int]) -> pa.Schema:
-    """A schema of files whose columns a reader finds by their numbers in the table."""
-    fields = [field.with_metadata({FIELD_ID: str(number)}) for field, number in zip(schema, ids, strict=True)]
-    return pa.schema(fields)
 
 
 def has_iceberg_columns(table: Table, schema: pa.Schema) -> bool:

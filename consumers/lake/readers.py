@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection
 
 
+# The driver's own 16 MB are more than a processor's cache holds: they take it half as long again.
+# https://arrow.apache.org/adbc/current/driver/postgresql.html
+_BATCH_OPTION = "adbc.postgresql.batch_size_hint_bytes"
+_BATCH_BYTES = 2**21
+
+
 class LakeReaders:
     """Sessions in the database of `beside`, made when they are needed, and kept for later snapshots; close them."""
 
@@ -76,6 +82,7 @@ class SnapshotReaders:
             session = self._taken()
             try:
                 with session.cursor() as cursor:
+                    cursor.adbc_statement.set_options(**{_BATCH_OPTION: str(_BATCH_BYTES)})
                     cursor.execute(lake_rows_sql(select, columns))
                     for batch in cursor.fetch_record_batch():
                         yield lake_batch(batch, columns)

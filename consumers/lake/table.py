@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gdq.consumers.lake.columns import EvolvedColumn
     from gdq.consumers.lake.files import ArrowDifference
 
+# The catalog of the Iceberg tables of a folder.
+ICEBERG_CATALOG = "catalog.db"
 # Attempts of one commit; each failed because another commit came first.
 _TRIES = 20
 

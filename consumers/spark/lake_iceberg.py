@@ -21,7 +21,6 @@ from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate,
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.iceberg import (
     ICEBERG_BRANCH,
-    ICEBERG_CATALOG,
     ICEBERG_STATE_KEY,
     IcebergLake,
     has_iceberg_columns,
