@@ -25,6 +25,7 @@ from gdq.consumers.lake.iceberg import (
     IcebergLake,
     has_iceberg_columns,
 )
+from gdq.consumers.lake.table import ICEBERG_CATALOG
 from gdq.consumers.spark.lake_merge import SparkDifference, merge_into, spark_quoted, writer_session
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition

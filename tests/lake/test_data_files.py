@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -90,7 +89,7 @@ def test_staged_files_are_taken_over(tmp_path: Path, numbers: tuple[int, ...]) -
     done = rewrite_data_files(SYSTEM, str(folder), [], change, with_numbers(SCHEMA, numbers))
     assert done.inserted == 4000
     assert {Path(file.path).parent for file in done.added} == {folder}
-    same = {os.stat(file.path).st_ino for file in done.added} == {os.stat(file.path).st_ino for file in staged}
+    same = {Path(file.path).stat().st_ino for file in done.added} == {Path(file.path).stat().st_ino for file in staged}
     assert same == (numbers == (1, 2, 3))
     found = [n for file in done.added for n in pq.read_table(file.path)["n"].to_pylist()]
     assert sorted(found) == list(range(4000))

@@ -113,7 +113,7 @@ def test_ranges_side_by_side(each: Lake, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not list(staged(each))
     monkeypatch.setattr(chunked_load, "LARGE_BYTES", 2**40)
     monkeypatch.setattr(copies, "_PART_BYTES", 8192)
-    each.run("select gdq.require_copy('shop', 'copy', 'keyed')")
+    each.run("select gdq.require_copy('shop', 'copy', array['keyed'::regclass])")
     each.bring_up(*TABLES)
     each.same(*TABLES)
 
