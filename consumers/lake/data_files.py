@@ -87,7 +87,7 @@ class StagedFiles:
 
     def taken(self, system: fs.FileSystem, folder: str, schema: pa.Schema) -> list[DataFile] | None:
         """The files in a table's folder, too, without reading them; None if they have another schema."""
-        if any(_form(pq.read_schema(file.path, filesystem=self.system)) != _form(schema) for file in self.files[:1]):
+        if any(_form(pq.read_schema(file.path, filesystem=self.system)) != _form(schema) for file in self.files):
             return None
         added = [DataFile(_new_path(folder), file.bytes, file.rows) for file in self.files]
         local = isinstance(system, fs.LocalFileSystem) and isinstance(self.system, fs.LocalFileSystem)

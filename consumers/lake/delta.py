@@ -218,7 +218,8 @@ class DeltaLake(OwnedLakeTable):
         if table is None and "://" in self.name.place:
             require_conditional_put(self.name.place)
         system, folder = find_system(self.name.place)
-        system.create_dir(folder, recursive=True)
+        if "://" not in self.name.place:
+            system.create_dir(folder, recursive=True)
         done = rewrite_data_files(system, folder, [] if table is None else self._files(table), change)
         properties = self._properties(found.number + 1, new)
         description = f"gdq: target of {self.owner}, {self.source}"
@@ -237,8 +238,8 @@ class DeltaLake(OwnedLakeTable):
                     if DeltaTable.is_deltatable(self.name.place, self._options):
                         raise CommitFailedError(str(error)) from error
                     raise
-            elif table.metadata().partition_columns or _columns(table) != change.schema:
-                # a transaction of files alone would keep partitions that another has given the table
+            elif _is_altered(table) or _columns(table) != change.schema:
+                # a transaction of files alone would keep what another has given the table
                 write_deltalake(
                     table,
                     pa.RecordBatchReader.from_batches(change.schema, self._read(done.added, change.schema)),
@@ -295,9 +296,8 @@ class DeltaLake(OwnedLakeTable):
         return sum(file.rows for file in self._files(table))
 
     def _check_features(self, table: DeltaTable) -> None:
-        unknown = set(table.protocol().reader_features or ()) - _FEATURES
-        if unknown or table.metadata().partition_columns:
-            what = ", ".join(sorted(unknown)) or "partitions"
+        if _is_altered(table):
+            what = ", ".join(sorted(_unknown_features(table))) or "partitions"
             hint = "Drop the view and create it again."
             raise GdqError(f"{self.name} has {what}, which gdq does not write", hint=hint)
 
@@ -309,6 +309,15 @@ class DeltaLake(OwnedLakeTable):
             path = unquote(action["path"])
             files.append(DataFile(f"{folder}/{path}", action["size_bytes"], action["num_records"] or 0))
         return files
+
+
+def _unknown_features(table: DeltaTable) -> set[str]:
+    return set(table.protocol().reader_features or ()) - _FEATURES
+
+
+def _is_altered(table: DeltaTable) -> bool:
+    """True if another has given the table partitions, or features that files depend on."""
+    return bool(_unknown_features(table) or table.metadata().partition_columns)
 
 
 def _columns(table: DeltaTable) -> pa.Schema:
