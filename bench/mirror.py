@@ -1,6 +1,6 @@
 """`python -m bench.mirror`: tables of the lake loaded and kept equal by `gdq mirror`, beside Spark.
 
-    python -m bench.mirror [--rows 6000000] [--partitions 2] [--rounds 3]
+    python -m bench.mirror [--rows 6000000] [--partitions 2] [--rounds 3] [--format delta] [--loads-only]
 
 First load: `gdq mirror` into an empty folder; Spark's JDBC read in partitions, written in the same format; and COPY
 into nothing, the limit of what reads a whole table. Churn: 0.1 % of the rows change, `gdq mirror` applies it, and
@@ -76,11 +76,17 @@ insert into {_CHURN} select *, 'U' from changed union all select *, 'I' from mad
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Rows of the table, partitions of Spark's read, rounds."""
+    """Rows of the table, partitions of Spark's read, rounds, and what of a round is done: formats, churn or none."""
 
     rows: int
     partitions: int
     rounds: int
+    formats: tuple[str, ...] = tuple(_KINDS)
+    churn: bool = True
+
+    def last(self, name: str) -> str:
+        """What is measured last of a format in a round."""
+        return CHURN.format(_WHERE[-1], name) if self.churn else LOAD.format(name)
 
 
 @dataclass(slots=True)
@@ -99,12 +105,11 @@ class _Stage:
 
 def measure(size: Size, results: Results, tell: Tell) -> None:
     """Measure what is missing in `results`, on a server of its own."""
-    last = [CHURN.format(_WHERE[-1], name) for name in _KINDS]
     wanted = [
         (number, name)
         for number in range(1, size.rounds + 1)
-        for name, case in zip(_KINDS, last, strict=True)
-        if not all(results.has(MIRROR_PART, case, who, number) for who in (MIRROR, SPARK))
+        for name in size.formats
+        if not all(results.has(MIRROR_PART, size.last(name), who, number) for who in (MIRROR, SPARK))
     ]
     if not wanted:
         return
@@ -113,8 +118,8 @@ def measure(size: Size, results: Results, tell: Tell) -> None:
         tell(f"the table has {size.rows:,} rows")
         spark = stack.enter_context(_spark(stage))
         results.tell(**{"start of Spark": f"{spark.started:.1f} s", "start of gdq": f"{_start_of_gdq():.1f} s"})
-        for kind in _KINDS.values():
-            spark.order("warm", kind)
+        for name in size.formats:
+            spark.order("warm", _KINDS[name])
         tell(f"Spark is ready after {spark.started:.1f} s, and warm")
         for number, name in wanted:
             _Round(stage, spark, number, results, tell).run(name)
@@ -141,7 +146,7 @@ class _Round:
             },
         )
         _check(stage, spark, kind)
-        for where in _WHERE:
+        for where in _WHERE if stage.size.churn else ():
             _change(stage, where)
             self._measured(
                 CHURN.format(where, name),
@@ -334,10 +339,13 @@ def _spark(stage: _Stage) -> Iterator[_Spark]:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--rows", type=click.IntRange(10_000), default=6_000_000, show_default=True, help="Of the table.")
 @click.option("--partitions", type=click.IntRange(1), default=2, show_default=True, help="Of Spark's read by JDBC.")
+@click.option("--format", "formats", type=click.Choice([*_KINDS], False), multiple=True, help="Only these formats.")
+@click.option("--loads-only", is_flag=True, help="Without the churn.")
 @lake_options
-def main(rows: int, partitions: int, **options: Any) -> None:
+def main(rows: int, partitions: int, formats: tuple[str, ...], loads_only: bool, **options: Any) -> None:
     """Measure mirrors: first loads of tables, and changes applied to them, beside Spark."""
-    size = Size(50_000 if options["quick"] else rows, partitions, rounds_of(options))
+    rows = 50_000 if options["quick"] else rows
+    size = Size(rows, partitions, rounds_of(options), formats or tuple(_KINDS), churn=not loads_only)
     told = f"{size.rows:,} rows, {partitions} partitions"
     run(MIRROR_PART, told, lambda results, tell: measure(size, results, tell), options)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 # Where a Parquet file has the number of an Iceberg column.
-_FIELD_ID = b"PARQUET:field_id"
+FIELD_ID = b"PARQUET:field_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +20,21 @@ class EvolvedColumn:
     source: str | None
 
 
+def with_numbers(schema: pa.Schema, numbers: Iterable[int]) -> pa.Schema:
+    """A schema of files whose columns a reader finds by their numbers in an Iceberg table."""
+    return pa.schema([one.with_metadata({FIELD_ID: str(number)}) for one, number in zip(schema, numbers, strict=True)])
+
+
 def stored_names(file: pq.ParquetFile, schema: pa.Schema) -> dict[str, str]:
     """For the columns of a table's schema their names in a file, which may lack some.
 
     By the numbers of the fields where both have them: a column may have had another name, or be another of its name.
     """
     found, written = {}, file.schema_arrow
-    numbers = {(field.metadata or {}).get(_FIELD_ID): field.name for field in written}
+    numbers = {(field.metadata or {}).get(FIELD_ID): field.name for field in written}
     numbered = numbers.keys() != {None}
     for field in schema:
-        number = (field.metadata or {}).get(_FIELD_ID)
+        number = (field.metadata or {}).get(FIELD_ID)
         if number is not None and numbered:
             if number in numbers:
                 found[field.name] = numbers[number]

@@ -12,27 +12,21 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyarrow import fs
 
 from gdq.consumers.lake.columns import EvolvedColumn, stored_names, with_columns
-from gdq.consumers.lake.files import (
-    FILE_BYTES,
-    ArrowDifference,
-    DataFile,
-    evolved,
-    remove_data_files,
-    rewrite_data_files,
-)
+from gdq.consumers.lake.data_files import FILE_BYTES, DataFile, remove_data_files
+from gdq.consumers.lake.files import ArrowDifference, RewrittenDataFiles, evolved, rewrite_data_files
 from gdq.consumers.lake.object_store import require_conditional_put
 from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
@@ -220,29 +214,49 @@ class DeltaLake(OwnedLakeTable):
         )
 
     def _load(self, found: FoundDelta, change: ArrowDifference, new: StoredPosition) -> int:
-        if found.table is None and "://" in self.name.place:
+        table = found.table
+        if table is None and "://" in self.name.place:
             require_conditional_put(self.name.place)
-        rows = _Counted(change)
-        before = 0 if found.table is None else self.rows(found.table)
-        try:
-            write_deltalake(
-                found.table or self.name.place,
-                pa.RecordBatchReader.from_batches(change.schema, rows.read()),
-                mode="error" if found.table is None else "overwrite",
-                schema_mode=None if found.table is None else "overwrite",
-                partition_by=[],  # without it the table keeps partitions that another has given it
-                description=f"gdq: target of {self.owner}, {self.source}",
-                target_file_size=FILE_BYTES,
-                storage_options=self._options,
-                commit_properties=self._properties(found.number + 1, new),
-            )
-        except DeltaError as error:
-            if rows.error is not None:
-                raise rows.error from None
-            if found.table is None and DeltaTable.is_deltatable(self.name.place, self._options):
-                raise CommitFailedError(str(error)) from error
-            raise
-        return before + rows.count
+        system, folder = find_system(self.name.place)
+        if "://" not in self.name.place:
+            system.create_dir(folder, recursive=True)
+        done = rewrite_data_files(system, folder, [] if table is None else self._files(table), change)
+        properties = self._properties(found.number + 1, new)
+        description = f"gdq: target of {self.owner}, {self.source}"
+        with self._left_on_conflict(system, done):
+            if table is None:
+                try:
+                    create_table_with_add_actions(
+                        self.name.place,
+                        Schema.from_arrow(change.schema),
+                        _added(system, folder, done),
+                        description=description,
+                        storage_options=self._options,
+                        commit_properties=properties,
+                    )
+                except DeltaError as error:
+                    if DeltaTable.is_deltatable(self.name.place, self._options):
+                        raise CommitFailedError(str(error)) from error
+                    raise
+            elif _is_altered(table) or _columns(table) != change.schema:
+                # a transaction of files alone would keep what another has given the table
+                write_deltalake(
+                    table,
+                    pa.RecordBatchReader.from_batches(change.schema, self._read(done.added, change.schema)),
+                    mode="overwrite",
+                    schema_mode="overwrite",
+                    partition_by=[],
+                    description=description,
+                    target_file_size=FILE_BYTES,
+                    storage_options=self._options,
+                    commit_properties=properties,
+                )
+                remove_data_files(system, done.added)
+            else:
+                table.create_write_transaction(
+                    [*_added(system, folder, done)], "overwrite", table.schema(), commit_properties=properties
+                )
+        return done.deleted + done.inserted
 
     def _change(self, found: FoundDelta, change: ArrowDifference, new: StoredPosition) -> int:
         table = self._present(found)
@@ -254,35 +268,36 @@ class DeltaLake(OwnedLakeTable):
         system, folder = find_system(self.name.place)
         done = rewrite_data_files(system, folder, self._files(table), change)
         now = int(time.time() * 1000)
-        added = [
-            AddAction(file.path.removeprefix(folder + "/"), file.bytes, {}, now, True, _statistics(system, file))
-            for file in done.added
-        ]
         removed = [
             RemoveAction(file.path.removeprefix(folder + "/"), True, now, file.bytes, {}) for file in done.removed
         ]
-        try:
+        with self._left_on_conflict(system, done):
             table.create_write_transaction(
-                [*added, *removed],
+                [*_added(system, folder, done), *removed],
                 "append",
                 table.schema(),
                 commit_properties=self._properties(found.number + 1, new),
             )
-        except CommitFailedError:
+        return done.deleted + done.inserted
+
+    @contextmanager
+    def _left_on_conflict(self, system: fs.FileSystem, done: RewrittenDataFiles) -> Iterator[None]:
+        """Delete the new files of a commit that fails."""
+        try:
+            yield
+        except DeltaError:
             # a store may have made the commit all the same, if its first answer was lost: VACUUM knows
             if "://" not in self.name.place:
                 remove_data_files(system, done.added)
             raise
-        return done.deleted + done.inserted
 
     def rows(self, table: DeltaTable) -> int:
         """The number of rows in the table."""
         return sum(file.rows for file in self._files(table))
 
     def _check_features(self, table: DeltaTable) -> None:
-        unknown = set(table.protocol().reader_features or ()) - _FEATURES
-        if unknown or table.metadata().partition_columns:
-            what = ", ".join(sorted(unknown)) or "partitions"
+        if _is_altered(table):
+            what = ", ".join(sorted(_unknown_features(table))) or "partitions"
             hint = "Drop the view and create it again."
             raise GdqError(f"{self.name} has {what}, which gdq does not write", hint=hint)
 
@@ -296,28 +311,26 @@ class DeltaLake(OwnedLakeTable):
         return files
 
 
+def _unknown_features(table: DeltaTable) -> set[str]:
+    return set(table.protocol().reader_features or ()) - _FEATURES
+
+
+def _is_altered(table: DeltaTable) -> bool:
+    """True if another has given the table partitions, or features that files depend on."""
+    return bool(_unknown_features(table) or table.metadata().partition_columns)
+
+
 def _columns(table: DeltaTable) -> pa.Schema:
     return pa.schema(table.schema().to_arrow())
 
 
-class _Counted:
-    """Counts the rows of a full load and keeps an error in reading them, which the library would replace."""
-
-    def __init__(self, change: ArrowDifference) -> None:
-        self._change = change
-        self.count = 0
-        self.error: BaseException | None = None
-
-    def read(self) -> Iterator[pa.RecordBatch]:
-        try:
-            for batch in self._change.rows():
-                self.count += batch.num_rows
-                yield batch
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self.error = error
-            raise
+def _added(system: fs.FileSystem, folder: str, done: RewrittenDataFiles) -> list[AddAction]:
+    """The new files as a commit names them."""
+    now = int(time.time() * 1000)
+    return [
+        AddAction(file.path.removeprefix(folder + "/"), file.bytes, {}, now, True, _statistics(system, file))
+        for file in done.added
+    ]
 
 
 def _mark(commit: Mapping[str, Any]) -> dict[str, Any] | None:

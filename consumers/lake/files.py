@@ -6,12 +6,11 @@ NaN equals NaN; of equal rows exactly the wanted number is deleted.
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Literal, Self, cast
+from typing import Literal, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,12 +18,10 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from gdq.consumers.lake.columns import EvolvedColumn, evolved_rows, stored_names, with_columns
+from gdq.consumers.lake.data_files import DataFile, DataFileWriter, RowParts, StagedFiles, write_parts
 from gdq.consumers.views.signals import Diverged
 from gdq.plan.table import WEIGHT_COLUMN
 
-# Deleting one row rewrites a file, which has at most this size.
-FILE_BYTES = 32 * 2**20
-_GROUP_ROWS = 131_072
 # Each refresh adds a small file: more than this many are rewritten as one.
 _SMALL_BYTES = 8 * 2**20
 _SMALL_FILES = 16
@@ -45,6 +42,7 @@ class ArrowDifference:
 
     `rows()` gives record batches of `schema`, plus WEIGHT_COLUMN if signed. It may be called again, since a commit
     that fails because another came first is retried. `ignored`: columns that are not compared to find rows that go.
+    `parts`: the rows of a full load, where they can be read side by side; `staged`: files that have them already.
     """
 
     kind: Literal["none", "full", "replace", "signed"]
@@ -53,6 +51,8 @@ class ArrowDifference:
     keys: tuple[LakeKey, ...] = ()
     match: tuple[str, ...] = ()
     ignored: frozenset[str] = frozenset()
+    parts: RowParts | None = None
+    staged: StagedFiles | None = None
 
     def arranged(self, names: Sequence[str]) -> ArrowDifference:
         """The same with the columns in another order; a difference with other columns is returned as it is."""
@@ -64,15 +64,6 @@ class ArrowDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class DataFile:
-    """One Parquet file of a table: its path in the file system, its size in bytes and its number of rows."""
-
-    path: str
-    bytes: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class RewrittenDataFiles:
     """The files removed and added, and the rows deleted and inserted."""
 
@@ -80,65 +71,6 @@ class RewrittenDataFiles:
     added: list[DataFile]
     deleted: int
     inserted: int
-
-
-class DataFileWriter:
-    """Writes record batches into new Parquet files of a folder; an exception in the block removes them."""
-
-    def __init__(self, system: fs.FileSystem, folder: str, schema: pa.Schema) -> None:
-        self._system, self._folder, self._schema = system, folder, schema
-        self._sink: Any = None
-        self._writer: Any = None
-        self._path = ""
-        self._rows = 0
-        self.rows = 0
-        self.files: list[DataFile] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._finish()
-            return
-        if self._writer is not None:
-            self._writer.close()
-            self._sink.close()
-            self._system.delete_file(self._path)
-        remove_data_files(self._system, self.files)
-
-    def write(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Add rows; finish the file once it is large enough."""
-        if not rows.num_rows:
-            return
-        if self._writer is None:
-            self._path = f"{self._folder}/part-{uuid.uuid4()}.parquet"
-            self._sink = self._system.open_output_stream(self._path)
-            self._writer = pq.ParquetWriter(self._sink, self._schema, compression="snappy")
-        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        self._writer.write_table(table.cast(self._schema), row_group_size=_GROUP_ROWS)
-        self._rows += table.num_rows
-        self.rows += table.num_rows
-        if self._sink.tell() >= FILE_BYTES:
-            self._finish()
-
-    def _finish(self) -> None:
-        if self._writer is None:
-            return
-        self._writer.close()
-        self._sink.close()
-        size = self._system.get_file_info(self._path).size
-        self.files.append(DataFile(self._path, size, self._rows))
-        self._writer, self._rows = None, 0
-
-
-def remove_data_files(system: fs.FileSystem, files: Iterable[DataFile]) -> None:
-    """Delete files that no commit names."""
-    for file in files:
-        try:
-            system.delete_file(file.path)
-        except FileNotFoundError:
-            continue
 
 
 def rewrite_data_files(
@@ -154,12 +86,14 @@ def rewrite_data_files(
     """
     if change.kind == "none":
         return RewrittenDataFiles([], [], 0, 0)
+    if change.kind == "full":
+        added = _loaded(system, folder, change, schema or change.schema)
+        return RewrittenDataFiles(
+            list(files), added, sum(file.rows for file in files), sum(file.rows for file in added)
+        )
     with DataFileWriter(system, folder, schema or change.schema) as writer:
-        if change.kind != "signed":
-            if change.kind == "full":
-                removed, deleted = list(files), sum(file.rows for file in files)
-            else:
-                removed, deleted = _drop(system, files, schema or change.schema, _Keys(change.keys), writer)
+        if change.kind == "replace":
+            removed, deleted = _drop(system, files, schema or change.schema, _Keys(change.keys), writer)
             kept = writer.rows
             for batch in change.rows():
                 writer.write(batch)
@@ -176,6 +110,18 @@ def rewrite_data_files(
             writer.write(rows.take(pa.array(copies, pa.int64())))
             inserted = len(copies)
     return RewrittenDataFiles(removed, writer.files, deleted, inserted)
+
+
+def _loaded(system: fs.FileSystem, folder: str, change: ArrowDifference, schema: pa.Schema) -> list[DataFile]:
+    """All rows of a full load in new files, or in those that have them already."""
+    if change.staged is not None and (taken := change.staged.taken(system, folder, schema)) is not None:
+        return taken
+    if change.parts is not None:
+        return write_parts(system, folder, schema, change.parts)
+    with DataFileWriter(system, folder, schema) as writer:
+        for batch in change.rows():
+            writer.write(batch)
+    return writer.files
 
 
 def _drop(

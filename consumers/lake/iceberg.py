@@ -29,18 +29,12 @@ from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Snapshot
 from sqlalchemy.exc import SQLAlchemyError
 
-from gdq.consumers.lake.columns import EvolvedColumn
-from gdq.consumers.lake.files import (
-    ArrowDifference,
-    DataFile,
-    RewrittenDataFiles,
-    evolved,
-    remove_data_files,
-    rewrite_data_files,
-)
+from gdq.consumers.lake.columns import EvolvedColumn, with_numbers
+from gdq.consumers.lake.data_files import DataFile, remove_data_files
+from gdq.consumers.lake.files import ArrowDifference, RewrittenDataFiles, evolved, rewrite_data_files
 from gdq.consumers.lake.iceberg_columns import can_evolve, evolve_columns
 from gdq.consumers.lake.iceberg_expiry import expire_snapshots, remove_unused_files
-from gdq.consumers.lake.table import OwnedLakeTable
+from gdq.consumers.lake.table import ICEBERG_CATALOG, OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import GdqError, RefreshConflict
@@ -48,7 +42,6 @@ from gdq.object_store import error_line, s3_environment, store_hint
 
 ICEBERG_STATE_KEY = "gdq.position"
 _OWNER = "gdq.source"
-ICEBERG_CATALOG = "catalog.db"
 # Branches that Spark writes onto (consumers/spark/lake_iceberg.py).
 ICEBERG_BRANCH = "gdq_refresh_"
 _PROPERTIES = {
@@ -84,6 +77,15 @@ class IcebergLake(OwnedLakeTable):
             if table is None:
                 raise Diverged(f"{self.name} is gone")
             return _columns(table)
+
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        with self.opened() as (_, table):
+            if table is None:
+                return with_numbers(schema, range(1, len(schema) + 1))
+            if has_iceberg_columns(table, schema):
+                return with_numbers(schema, [table.schema().find_field(name).field_id for name in schema.names])
+            first = table.metadata.last_column_id + 1
+            return with_numbers(schema, range(first, first + len(schema)))
 
     def evolve(
         self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
@@ -236,8 +238,7 @@ class IcebergLake(OwnedLakeTable):
             if not has_iceberg_columns(table, change.schema):
                 raise Diverged(f"the columns of {self.name} are others")
         now = transaction.table_metadata.schema()
-        ids = [{"PARQUET:field_id": str(now.find_field(name).field_id)} for name in change.schema.names]
-        schema = pa.schema([field.with_metadata(ids[n]) for n, field in enumerate(change.schema)])
+        schema = with_numbers(change.schema, [now.find_field(name).field_id for name in change.schema.names])
         done = rewrite_data_files(system, folder, list(known), change, schema)
         try:
             self._commit(transaction, table, [known[file] for file in done.removed], done, new.text)

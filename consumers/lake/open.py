@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from gdq.consumers.lake.table import LakeTable
+from gdq.consumers.lake.table import ICEBERG_CATALOG, LakeTable, OwnedLakeTable
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import GdqError
 from gdq.object_store import error_line, store_hint
@@ -35,9 +37,9 @@ _imports: dict[LakeKind, Thread] = {}
 
 
 def import_ahead(kind: LakeKind) -> None:
-    """Import a format's libraries in a thread, while the caller waits for a server; open_lake() waits for its end.
+    """Import a format's libraries in a thread, while the caller waits for a server; a lake table waits for its end.
 
-    What is missing is an error of open_lake().
+    What is missing is an error then.
     """
 
     def work() -> None:
@@ -55,15 +57,45 @@ def open_lake(name: LakeName, owner: str, source: str) -> LakeTable:
 
     Its methods turn the libraries' errors into GdqError.
     """
-    return _OneLineErrors(_open(name, owner, source), name)
+    return _OneLineErrors(name, owner, source)
 
 
 @dataclass(frozen=True, slots=True)
+class _NoTable(OwnedLakeTable):
+    """A table of an Iceberg folder without a catalog, of which all is known before the libraries are imported."""
+
+    def state(self) -> TargetState:
+        return TargetState(None)
+
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        from gdq.consumers.lake.columns import with_numbers  # noqa: PLC0415 (pyarrow is slow to load)
+
+        return with_numbers(schema, range(1, len(schema) + 1))
+
+
+@dataclass(slots=True)
 class _OneLineErrors:
     """Wraps a lake table: its libraries' errors become a GdqError of one line."""
 
-    lake: LakeTable
     name: LakeName
+    owner: str
+    source: str
+    _opened: LakeTable | None = None
+
+    @property
+    def lake(self) -> LakeTable:
+        if self._opened is None:
+            self._opened = _open(self.name, self.owner, self.source)
+        return self._opened
+
+    @property
+    def _looked_at(self) -> LakeTable | _NoTable:
+        """What tells of the table as it is, without waiting for imports if it is not there."""
+        if self.name.kind == "iceberg" and self._opened is None and find_spec("pyiceberg"):
+            where = self.name.iceberg[0]
+            if where.startswith("/") and not Path(where, ICEBERG_CATALOG).exists():
+                return _NoTable(self.name, self.owner, self.source)
+        return self.lake
 
     @property
     def library_errors(self) -> tuple[type[Exception], ...]:
@@ -71,7 +103,7 @@ class _OneLineErrors:
 
     def state(self) -> TargetState:
         with self._errors():
-            return self.lake.state()
+            return self._looked_at.state()
 
     def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         with self._errors():
@@ -80,6 +112,10 @@ class _OneLineErrors:
     def schema(self) -> pa.Schema:
         with self._errors():
             return self.lake.schema()
+
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        with self._errors():
+            return self._looked_at.file_schema(schema)
 
     def evolve(
         self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
@@ -101,7 +137,7 @@ class _OneLineErrors:
 
     def beside(self) -> tuple[fs.FileSystem, str] | None:
         with self._errors():
-            return self.lake.beside()
+            return self._looked_at.beside()
 
     def drop(self) -> None:
         with self._errors():
@@ -109,10 +145,11 @@ class _OneLineErrors:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        known: tuple[type[Exception], ...] = (OSError, *self.lake.library_errors)
         try:
             yield
-        except known as error:
+        except Exception as error:
+            if not isinstance(error, (OSError, *self.lake.library_errors)):
+                raise
             raise GdqError(f"{self.name}: {error_line(error)}", hint=store_hint(self.name.place)) from error
 
 

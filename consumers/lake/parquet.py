@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from gdq.consumers.lake.columns import EvolvedColumn
-from gdq.consumers.lake.files import ArrowDifference, DataFile, RewrittenDataFiles, evolved, rewrite_data_files
+from gdq.consumers.lake.data_files import DataFile
+from gdq.consumers.lake.files import ArrowDifference, RewrittenDataFiles, evolved, rewrite_data_files
 from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState

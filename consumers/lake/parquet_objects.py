@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from gdq.consumers.lake.columns import EvolvedColumn
-from gdq.consumers.lake.files import ArrowDifference, DataFile, evolved, rewrite_data_files
+from gdq.consumers.lake.data_files import DataFile
+from gdq.consumers.lake.files import ArrowDifference, evolved, rewrite_data_files
 from gdq.consumers.lake.object_store import ObjectExists, put_new, require_conditional_put
 from gdq.consumers.lake.parquet import PARQUET_KEEP_SECONDS
 from gdq.consumers.lake.table import OwnedLakeTable

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gdq.consumers.lake.columns import EvolvedColumn
     from gdq.consumers.lake.files import ArrowDifference
 
+# The catalog of the Iceberg tables of a folder.
+ICEBERG_CATALOG = "catalog.db"
 # Attempts of one commit; each failed because another commit came first.
 _TRIES = 20
 
@@ -46,6 +48,9 @@ class LakeTable(Protocol):
 
     def schema(self) -> pa.Schema:
         """The table's present columns; Diverged if it is gone."""
+
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        """What the files of a full load with these columns are written with, as the table is now."""
 
     def evolve(
         self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
@@ -105,6 +110,10 @@ class OwnedLakeTable:
             with suppress(taken):
                 return attempt()
         raise RefreshConflict(f"others have committed to {self.name} {_TRIES} times in between")
+
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        """As LakeTable.file_schema(): as it is."""
+        return schema
 
     def beside(self) -> tuple[fs.FileSystem, str] | None:
         """As LakeTable.beside()."""

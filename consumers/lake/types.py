@@ -16,7 +16,7 @@ from gdq.consumers.lake.read_ahead import read_ahead
 from gdq.consumers.views.row_copy import copy_blocks
 from gdq.errors import UnsupportedValue
 from gdq.owner_sql import OwnerSql
-from gdq.typed.arrow import arrow_array_of_texts, arrow_type
+from gdq.typed.arrow import arrow_array_of_texts, arrow_type, convert_arrow_array
 from gdq.typed.pgtypes import FIRST_USER_OID, READ_AS_TEXT, base_type_name, column_type
 from gdq.view.lake_name import LakeKind, check_lake_columns
 
@@ -116,6 +116,33 @@ def read_lake_rows(
                 yield _batch(block, wanted, schema)
 
 
+def lake_rows_sql(rows: str, columns: Sequence[LakeColumn]) -> str:
+    """The SELECT by which the Arrow driver reads the rows of a SELECT of a lake's columns, for lake_batch()."""
+    names = ", ".join(f"c{n}" for n in range(len(columns)))
+    values = ", ".join(_driver_read(c).format(c=f"r.c{n}::{c.type}") + f" as c{n}" for n, c in enumerate(columns))
+    return f"select {values} from ({rows}) as r({names})"
+
+
+def _driver_read(column: LakeColumn) -> str:
+    """As column.read, for a driver that knows instants, and small integers where a lake does not."""
+    if column.arrow == pa.timestamp("us", "UTC"):
+        return "{c}"
+    return "({c})::integer" if column.arrow == pa.int32() else column.read
+
+
+def lake_batch(batch: pa.RecordBatch, columns: Sequence[LakeColumn]) -> pa.RecordBatch:
+    """Rows that the Arrow driver has read, as the lake's; UnsupportedValue for a value that its type cannot hold."""
+    arrays = [_converted(array, column) for array, column in zip(batch.columns, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=lake_schema(columns))
+
+
+def _converted(array: pa.Array, column: LakeColumn) -> pa.Array:
+    try:
+        return convert_arrow_array(array, column.arrow)
+    except pa.ArrowInvalid as error:
+        raise _unsupported(column, error) from error
+
+
 def read_lake_column(owned: OwnerSql, rows: str, column: LakeColumn) -> pa.Array:
     """The values of a SELECT of one column of a lake table."""
     batches = list(read_lake_rows(owned, rows, [column]))
@@ -171,8 +198,12 @@ def _array(text: pa.Array, column: LakeColumn) -> pa.Array:
             return pc.assume_timezone(text.cast(pa.timestamp("us")), "UTC")
         return arrow_array_of_texts(text, column.arrow)
     except pa.ArrowInvalid as error:
-        raise UnsupportedValue(
-            f'column "{column.name}" of {column.of} holds a value of {column.type} that {column.arrow} cannot hold',
-            detail=str(error).splitlines()[0],
-            hint=column.cure,
-        ) from error
+        raise _unsupported(column, error) from error
+
+
+def _unsupported(column: LakeColumn, error: pa.ArrowInvalid) -> UnsupportedValue:
+    return UnsupportedValue(
+        f'column "{column.name}" of {column.of} holds a value of {column.type} that {column.arrow} cannot hold',
+        detail=str(error).splitlines()[0],
+        hint=column.cure,
+    )

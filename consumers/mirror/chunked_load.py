@@ -1,9 +1,10 @@
 """The load of one large table in chunks of its key: each at a snapshot of its own, which is a tick of the queue.
 
-The rows of the chunks are files in a folder beside the lake table, with what has changed of them up to the snapshot of
-each later chunk. So when the last chunk is there, rows and changes add up to the table as its snapshot has it, and the
-lake table gets it in one commit. No snapshot is held longer than a chunk takes. `progress.json` names the files: a
-mirror that was killed goes on from there, and deletes what it does not name.
+A chunk is as many ranges of the key as can be read in some seconds, side by side. The rows of the chunks are files in a
+folder beside the lake table, with what has changed of them up to the snapshot of each later chunk. So when the last
+chunk is there, rows and changes add up to the table as its snapshot has it, and the lake table takes over the files in
+one commit. No snapshot is held longer than a chunk takes. `progress.json` names the files: a mirror that was killed
+goes on from there, and deletes what it does not name.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -26,23 +28,35 @@ from gdq.consumers.copy.chunk_bounds import ChunkBounds
 from gdq.consumers.copy.chunk_step import record_tick, summarise_log
 from gdq.consumers.copy.chunk_table import ChunkTable, describe_table
 from gdq.consumers.copy.leader import COPY_SETTINGS
-from gdq.consumers.lake.files import ArrowDifference, DataFile, DataFileWriter, remove_data_files, rewrite_data_files
+from gdq.consumers.lake.data_files import (
+    DataFile,
+    DataFileWriter,
+    RowPart,
+    RowParts,
+    StagedFiles,
+    remove_data_files,
+    write_parts,
+)
+from gdq.consumers.lake.files import ArrowDifference, rewrite_data_files
+from gdq.consumers.lake.readers import LakeReaders, SnapshotReaders
 from gdq.consumers.mirror.batch_changes import CopyAgain, TableEvents, log_rows, table_events
 from gdq.consumers.mirror.load_folder import LoadFolder
-from gdq.consumers.mirror.table import MirrorTable, TooManyChanges, net_images, with_weight
+from gdq.consumers.mirror.table import CopiedRows, MirrorTable, TooManyChanges, net_images, with_weight
 from gdq.consumers.replica.copy_sizes import table_sizes
 from gdq.consumers.replica.source_tables import SourceTable, require_capture, source_tables
-from gdq.consumers.views.signals import Diverged
+from gdq.consumers.views.signals import Diverged, TableWanted
 from gdq.consumers.views.snapshot_holder import SnapshotHolder, hold_snapshot
 from gdq.errors import DivergedPosition, EraEnded, GdqError, TruncatedPosition
 from gdq.sql_text import raw
 
 # A table of fewer bytes is copied at one snapshot: that takes less than half a minute on a slow machine.
 LARGE_BYTES = 512 * 2**20
-# Rows of the first chunk. A chunk takes about so long: its size is at most doubled or halved at once.
-FIRST_ROWS = 100_000
+# A chunk gets no further ranges after so long.
+_CHUNK_SECONDS = 10.0
+# A range has so many rows at first, then about so many bytes in memory, which make a file.
+FIRST_ROWS = 10_000
 _ROWS_MIN = 1_000
-_CHUNK_SECONDS = 5.0
+_RANGE_BYTES = 36 * 2**20
 # So many changed rows wait until they are brought into the files, and no chunk may bring more than this.
 _FOLD_ROWS = 500_000
 _MAX_CHANGES = 5_000_000
@@ -97,28 +111,41 @@ def loads_in_chunks(source: Connection[Any], queue: str, captured: SourceTable) 
 
 
 @dataclass(slots=True)
+class _Chunk:
+    """A chunk at a held snapshot, which goes up to a key that is known when its last range begins."""
+
+    holder: SnapshotHolder
+    table: ChunkTable
+    upto: tuple[str, ...] | None
+
+
+@dataclass(slots=True)
 class ChunkedLoad:
     """The load of a captured table of `queue` for the mirror `name`; its files are in `place`.
 
-    `reader`: a session that serves no other purpose.
+    `holder`: a session that holds the snapshots, and serves no other purpose; `readers` read at them. `schema`: what
+    the lake table's files are written with.
     """
 
     source: Connection[Any]
-    reader: Connection[Any]
+    holder: Connection[Any]
+    readers: LakeReaders
     queue: str
     name: str
     table: MirrorTable
+    schema: pa.Schema
     place: LoadFolder
     tell: Callable[[str], None]
     _progress: _Progress = field(init=False)
     _system: fs.FileSystem = field(init=False)
     _folder: str = field(init=False)
-    _size: int = field(init=False)
     _bounds: ChunkBounds = field(default_factory=ChunkBounds, init=False)
+    # by what was read ranges are measured: about, as two threads count
+    _rows_read: int = field(default=0, init=False)
+    _bytes_read: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._system, self._folder = self.place.system, self.place.path
-        self._size = FIRST_ROWS
         self._progress = _Progress("")
 
     @property
@@ -140,9 +167,8 @@ class ChunkedLoad:
             while not self._progress.whole:
                 if stop():
                     raise Stopped
-                began = time.monotonic()
-                self._step(stop)
-                self._fit_size(time.monotonic() - began)
+                with suppress(TableWanted):  # the chunk gives way, and is read again
+                    self._step(stop)
                 if self._progress.changed > _FOLD_ROWS:
                     self._fold()
             self._fold()
@@ -156,9 +182,11 @@ class ChunkedLoad:
         except psycopg.errors.LockNotAvailable:  # raised once `stop` has come
             raise Stopped from None
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the table, from the files."""
-        yield from self._read(self._progress.files)
+    def copied(self) -> CopiedRows:
+        """The rows of the table, and the files that have them."""
+        files = self._progress.files
+        parts = RowParts(lambda: (self._read([file]) for file in files))
+        return CopiedRows(parts, StagedFiles(self._system, tuple(self._files(files))))
 
     def clear(self) -> None:
         """Delete the load's files."""
@@ -217,19 +245,45 @@ class ChunkedLoad:
     def _step(self, stop: Callable[[], bool]) -> None:
         """Read the next chunk, and what has changed of the ones before, at one snapshot."""
         name, before = self.table.name, self._progress
-        summarise_log(self.reader, self.queue, [name])
-        with hold_snapshot(self.reader, self.queue, [name], stopped=stop) as holder:
+        summarise_log(self.holder, self.queue, [name])
+        with (
+            hold_snapshot(self.holder, self.queue, [name], stopped=stop) as holder,
+            self.readers.at(holder.exported, holder.locked) as readers,
+        ):
             holder.connection.execute(raw(COPY_SETTINGS))
             require_capture(self.source, self.queue, [name])
             self._require_same()
-            chunk = describe_table(holder.connection, self.queue, name)
-            upto = self._bounds.next(holder.connection, chunk, before.upto, None, self._size)
-            within = chunk.within(before.upto, upto)
-            added = self._written(self.table.schema, self.table.rows(holder.connection, within))
-            changes = self._changes(holder, chunk)
+            chunk = _Chunk(holder, describe_table(holder.connection, self.queue, name), before.upto)
+            parts = RowParts(lambda: self._ranges(chunk, readers), readers.cancel)
+            added = write_parts(self._system, self._folder, self.schema, parts)
+            changes = self._changes(holder, chunk.table)
             position = record_tick(self.source, self.queue, holder.snapshot)
-        after = replace(before, upto=upto, whole=upto is None, snapshot=holder.snapshot, position=position)
-        self._store(replace(after, files=(*before.files, *added), changes=(*before.changes, *changes)))
+        after = replace(before, upto=chunk.upto, whole=chunk.upto is None, snapshot=holder.snapshot, position=position)
+        self._store(replace(after, files=(*before.files, *_named(added)), changes=(*before.changes, *changes)))
+
+    def _ranges(self, chunk: _Chunk, readers: SnapshotReaders) -> Iterator[RowPart]:
+        """The rows of one range after the other, as long as there is time; `chunk` goes up to the last one's end."""
+        until = time.monotonic() + _CHUNK_SECONDS
+        while True:
+            after, reader = chunk.upto, chunk.holder.connection
+            chunk.upto = self._bounds.next(reader, chunk.table, after, None, self._range_rows())
+            select = self.table.select(reader, chunk.table.within(after, chunk.upto))
+            yield self._measured(readers.rows(select, self.table.columns))
+            if chunk.upto is None or time.monotonic() > until:
+                return
+
+    def _measured(self, rows: RowPart) -> RowPart:
+        with closing(rows):
+            for batch in rows:
+                self._rows_read += batch.num_rows
+                self._bytes_read += batch.nbytes
+                yield batch
+
+    def _range_rows(self) -> int:
+        """The rows of the next range."""
+        if not self._bytes_read:
+            return FIRST_ROWS
+        return max(self._rows_read * _RANGE_BYTES // self._bytes_read, _ROWS_MIN)
 
     def _require_same(self) -> None:
         """CopyAgain unless the table is captured as before; DDL is kept out by the snapshot's lock."""
@@ -252,7 +306,9 @@ class ChunkedLoad:
             raise _StartAgain("changes since its last chunk are gone") from error
         within = chunk.within(None, self._progress.upto)
         net = net_images(self.table.images(holder.connection, select, most=_MAX_CHANGES, within=within))
-        return self._written(net.schema, iter(net.to_batches()))
+        with DataFileWriter(self._system, self._folder, net.schema) as writer:
+            writer.write(net)
+        return _named(writer.files)
 
     def _fold(self) -> None:
         """Bring the changes into the files of the rows."""
@@ -261,28 +317,20 @@ class ChunkedLoad:
             return
         images = pa.Table.from_batches(self._read(before.changes), with_weight(self.table.schema))
         net = net_images(images)
-        known = [DataFile(f"{self._folder}/{name}", size, rows) for name, size, rows in before.files]
+        known = self._files(before.files)
         signed = ArrowDifference("signed", self.table.schema, lambda: iter(net.to_batches()), match=self.table.key)
-        done = rewrite_data_files(self._system, self._folder, known, signed)
+        done = rewrite_data_files(self._system, self._folder, known, signed, self.schema)
         kept = [file for file in known if file not in done.removed]
         self._store(replace(before, files=tuple(_named([*kept, *done.added])), changes=()))
-        gone = [DataFile(f"{self._folder}/{name}", size, rows) for name, size, rows in before.changes]
-        remove_data_files(self._system, [*done.removed, *gone])
+        remove_data_files(self._system, [*done.removed, *self._files(before.changes)])
 
-    def _written(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch]) -> list[tuple[str, int, int]]:
-        with DataFileWriter(self._system, self._folder, schema) as writer:
-            for batch in rows:
-                writer.write(batch)
-        return _named(writer.files)
+    def _files(self, named: Sequence[tuple[str, int, int]]) -> list[DataFile]:
+        return [DataFile(f"{self._folder}/{name}", size, rows) for name, size, rows in named]
 
-    def _read(self, files: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
+    def _read(self, files: Sequence[tuple[str, int, int]]) -> RowPart:
         for name, *_ in files:
             with pq.ParquetFile(f"{self._folder}/{name}", filesystem=self._system) as parquet:
                 yield from parquet.iter_batches()
-
-    def _fit_size(self, seconds: float) -> None:
-        fitting = self._size * min(max(_CHUNK_SECONDS / max(seconds, 0.001), 0.5), 2)
-        self._size = max(int(fitting), _ROWS_MIN)
 
 
 def _named(files: Sequence[DataFile]) -> list[tuple[str, int, int]]:

@@ -31,7 +31,7 @@ class CurrentRows:
 
     def copied(self, table: MirrorTable, _target: CopyTarget, rows: CopiedRows) -> ArrowDifference:
         """All rows of the copy."""
-        return table.difference("full", table.schema, rows)
+        return table.loaded(rows, table.schema)
 
     def changed(
         self, table: MirrorTable, _lake: LakeTable, source: Connection[Any], log: TableLog

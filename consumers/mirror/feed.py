@@ -63,8 +63,8 @@ class ChangeFeed:
         stamp = _Stamp(Position.parse(target.position).tick, datetime.now(UTC))
         schema = _feed_schema(table)
         if target.stored is None:
-            return table.difference("full", schema, lambda: (_stamped(batch, "insert", stamp) for batch in rows()))
-        came = pa.Table.from_batches(rows(), table.schema)
+            return table.loaded(rows, schema, lambda batch: _stamped(batch, "insert", stamp))
+        came = pa.Table.from_batches(rows.all(), table.schema)
         weight = pa.repeat(pa.scalar(1, pa.int64()), came.num_rows)
         change = net_images(
             pa.concat_tables([came.append_column(WEIGHT_COLUMN, weight), _negated(_live(table, target.lake))])

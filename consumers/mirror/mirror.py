@@ -22,6 +22,7 @@ from gdq.call import scalar
 from gdq.conninfo import connect
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, set_tables
 from gdq.consumers.lake.open import import_ahead, open_lake
+from gdq.consumers.lake.readers import LakeReaders
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.mirror.batch_changes import CopyAgain, TableLog
 from gdq.consumers.mirror.batch_reader import BatchReader, KeptTable
@@ -125,6 +126,7 @@ class Mirror:
             self._reader = BatchReader(self.source, queue, name, self._state, tell)
             self._spark = self._started(stack, source) if spark else None
             self._loads, self._loads_left = LoadFolders(self.target, self._mark), True
+            self._readers = stack.enter_context(LakeReaders(self.source))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -259,6 +261,7 @@ class Mirror:
                     self._loads.remove_all()
                 raise
             self._again.discard(table.table_name)
+        self._readers.close()
         if self._loads_left:
             # also those of tables that were dropped, renamed or made small in the midst of their load
             self._loads.remove_all()
@@ -312,9 +315,9 @@ class Mirror:
         place = table_lake_name(self.target, name)
         by_spark = self._spark is not None and self._spark.takes(captured)
         folder = None if by_spark else self._loads.of(place, lake)
-        copies = Copies(self.source, self.queue, self.name, self._described, folder, self._tell)
+        copies = Copies(self.source, self.queue, self.name, self._described, folder, self._readers, self._tell)
         self._loads_left = True
-        with copies.rows(captured, stop) as copy:
+        with copies.rows(captured, lake, stop) as copy:
             table, stored = make_ready(copy.table, lake, state, self._form.own, self._policy)
             new = StoredPosition(self._mark, str(place), table.plan, copy.position)
             if not by_spark or not self._copied_by_spark(table, copy, LakeMove(place, lake, stored, new)):

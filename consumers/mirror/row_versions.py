@@ -45,8 +45,8 @@ class RowVersions:
         tick = Position.parse(target.position).tick
         if target.stored is None:
             schema = pa.schema([*table.schema, *VERSION_FIELDS])
-            return table.difference("full", schema, lambda: (_open_rows(batch, tick) for batch in rows()))
-        came = _weighted(pa.Table.from_batches(rows(), table.schema), 1)
+            return table.loaded(rows, schema, lambda batch: _open_rows(batch, tick))
+        came = _weighted(pa.Table.from_batches(rows.all(), table.schema), 1)
         held = _held(table, target.lake)
         went = _weighted(held.select(table.schema.names), -1)
         change = _with_version(net_images(pa.concat_tables([came, went])), tick)

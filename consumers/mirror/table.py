@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from psycopg import Connection
 
 from gdq.call import scalar
+from gdq.consumers.lake.data_files import RowParts, StagedFiles
 from gdq.consumers.lake.files import ArrowDifference, float_bits, whole_array
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.lake.types import LakeColumn, lake_columns, lake_schema, read_lake_rows
@@ -33,8 +34,17 @@ select a.attname::text, a.atttypid::bigint, a.attnum from pg_catalog.pg_attribut
  where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped""")
 
 
-# Gives the rows of a copy, each time that it is called.
-CopiedRows = Callable[[], Iterator[pa.RecordBatch]]
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """The rows of a copy; `staged`: files of the lake that have them already."""
+
+    parts: RowParts
+    staged: StagedFiles | None = None
+
+    def all(self) -> Iterator[pa.RecordBatch]:
+        """The rows one after another."""
+        return self.parts.rows()
+
 
 # A column of the log in the lake and in the log.
 HeaderColumn = tuple[LakeColumn, LogColumn]
@@ -96,13 +106,12 @@ class MirrorTable:
     def schema(self) -> pa.Schema:
         return lake_schema(self.columns)
 
-    def rows(self, reader: Connection[Any], within: str = "") -> Iterator[pa.RecordBatch]:
-        """The table's rows, streamed, as the reader's transaction sees them; `within`: a WHERE of the rows t."""
+    def select(self, reader: Connection[Any], within: str = "") -> str:
+        """The SELECT of the table's rows; `within`: a WHERE of the rows t."""
         query = qualified("select relkind = 'p' from pg_catalog.pg_class where oid = %s::oid")
         only = "" if scalar(reader, query, self.captured.relid) else "only "
         listed = ", ".join(f"t.{quote(column.name)}" for column in self.columns)
-        select = f"select {listed} from {only}{self.name} as t {within}"
-        yield from read_lake_rows(OwnerSql(reader, None), select, self.columns)
+        return f"select {listed} from {only}{self.name} as t {within}"
 
     def images(
         self,
@@ -130,6 +139,16 @@ class MirrorTable:
                 raise TooManyChanges
         return pa.Table.from_batches(batches, with_weight(lake_schema(columns)))
 
+    def loaded(
+        self, copied: CopiedRows, schema: pa.Schema, stamp: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    ) -> ArrowDifference:
+        """The difference that gives the lake table all rows of a copy; `stamp` makes rows of `schema` of them."""
+        parts, whole = copied.parts if stamp is None else copied.parts.mapped(stamp), self._wide(schema)
+        if whole is not schema:
+            parts = parts.mapped(lambda batch: _filled(batch, whole))
+        as_they_are = stamp is None and whole is schema
+        return ArrowDifference("full", whole, parts.rows, parts=parts, staged=copied.staged if as_they_are else None)
+
     def difference(
         self,
         kind: Literal["full", "signed"],
@@ -141,20 +160,19 @@ class MirrorTable:
 
         By these no rows are told apart.
         """
-        lacking = [field for field in self.kept if field.name not in schema.names]
-        if not lacking:
+        whole = self._wide(schema)
+        if whole is schema:
             return ArrowDifference(kind, schema, rows, match=match)
+        ignored = frozenset(whole.names[len(schema) :])
+        wide = with_weight(whole) if kind == "signed" else whole
+        return ArrowDifference(
+            kind, whole, lambda: (_filled(batch, wide) for batch in rows()), match=match, ignored=ignored
+        )
 
-        def whole() -> Iterator[pa.RecordBatch]:
-            for batch in rows():
-                weight = [WEIGHT_COLUMN] if kind == "signed" else []
-                arrays = [batch.column(name) for name in schema.names]
-                arrays += [pa.nulls(batch.num_rows, field.type) for field in lacking]
-                arrays += [batch.column(name) for name in weight]
-                yield pa.RecordBatch.from_arrays(arrays, names=[*wide.names, *weight])
-
-        wide = pa.schema([*schema, *lacking])
-        return ArrowDifference(kind, wide, whole, match=match, ignored=frozenset(field.name for field in lacking))
+    def _wide(self, schema: pa.Schema) -> pa.Schema:
+        """A schema with the kept columns that it lacks."""
+        lacking = [field for field in self.kept if field.name not in schema.names]
+        return pa.schema([*schema, *lacking]) if lacking else schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +226,15 @@ def history_of(plan: str) -> History | None:
     """What a lake table is that is made by a plan."""
     found: History | None = json.loads(plan).get("history")
     return found
+
+
+def _filled(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows with the columns of a schema; NULL in those that they lack."""
+    there = set(rows.schema.names)
+    arrays = [
+        rows.column(field.name) if field.name in there else pa.nulls(rows.num_rows, field.type) for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=schema.names)
 
 
 def with_weight(schema: pa.Schema) -> pa.Schema:

@@ -21,11 +21,11 @@ from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate,
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.iceberg import (
     ICEBERG_BRANCH,
-    ICEBERG_CATALOG,
     ICEBERG_STATE_KEY,
     IcebergLake,
     has_iceberg_columns,
 )
+from gdq.consumers.lake.table import ICEBERG_CATALOG
 from gdq.consumers.spark.lake_merge import SparkDifference, merge_into, spark_quoted, writer_session
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition

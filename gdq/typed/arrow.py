@@ -184,22 +184,34 @@ def convert_arrow_batch(batch: pa.RecordBatch, columns: Sequence[ArrowColumn]) -
 
 def _convert_array(array: pa.Array, column: ArrowColumn) -> pa.Array:
     import pyarrow as pa  # noqa: PLC0415
+
+    try:
+        return convert_arrow_array(array, arrow_type(column.type))
+    except pa.ArrowTypeError as error:
+        raise GdqError(f'column "{column.label}": {error}') from error
+    except pa.ArrowInvalid as error:
+        what = "a value such as NaN that its Arrow type cannot hold" if column.type.decimal else str(error)
+        _refuse(column, what, error)
+
+
+def convert_arrow_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """An array of the driver, with decimals as texts, as one of type `wanted`.
+
+    pyarrow.ArrowInvalid for a value that does not fit, ArrowTypeError for another type.
+    """
+    import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
-    wanted = arrow_type(column.type)
-    if array.type == wanted and (pa.types.is_date(wanted) or pa.types.is_timestamp(wanted)):
-        integers, first = (pa.int32(), _FIRST_DAY) if pa.types.is_date(wanted) else (pa.int64(), _FIRST_MICROSECOND)
-        smallest = pc.min(array.view(integers)).as_py()
-        if smallest is not None and smallest < first:
-            _refuse(column, "infinity, or a time that Arrow cannot hold")
     if array.type == wanted:
+        if pa.types.is_date(wanted) or pa.types.is_timestamp(wanted):
+            integers, first = (pa.int32(), _FIRST_DAY) if pa.types.is_date(wanted) else (pa.int64(), _FIRST_MICROSECOND)
+            smallest = pc.min(array.view(integers)).as_py()
+            if smallest is not None and smallest < first:
+                raise pa.ArrowInvalid("infinity, or a time that Arrow cannot hold")
         return array
     if not (pa.types.is_decimal(wanted) and array.type == pa.string()):
-        raise GdqError(f'the Arrow driver gave {array.type} for column "{column.label}", not {wanted}')
-    try:
-        return array.cast(wanted)
-    except pa.ArrowInvalid as error:
-        _refuse(column, "a value such as NaN that its Arrow type cannot hold", error)
+        raise pa.ArrowTypeError(f"the Arrow driver gave {array.type}, not {wanted}")
+    return array.cast(wanted)
 
 
 def arrow_batch_of_texts(texts: Sequence[Sequence[str | None]], columns: Sequence[ArrowColumn]) -> pa.RecordBatch:

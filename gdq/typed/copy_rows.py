@@ -16,6 +16,7 @@ from gdq.typed.pgtypes import FIRST_USER_OID, READ_AS_TEXT, READ_SETTINGS, OnUns
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from adbc_driver_postgresql.dbapi import Cursor
 
 _COLUMNS = qualified("""
 select a.attname::text, a.atttypid::bigint, format_type(a.atttypid, a.atttypmod)
@@ -47,17 +48,23 @@ def read_table_copy(
     beside: Connection[Any], exported: str, relation: str, columns: Sequence[ArrowColumn]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a table at a snapshot that another session has exported, on a connection of their own, streamed."""
-    snapshot = sql.Literal(exported).as_string(None)
-    listed = ", ".join(f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in READ_SETTINGS.items())
     with (
         arrow_server_errors(),
         closing(connect_arrow(conninfo_of(beside))) as connection,
         connection.cursor() as cursor,
     ):
-        cursor.execute("set transaction isolation level repeatable read, read only")
-        cursor.execute(f"set transaction snapshot {snapshot}")
-        cursor.execute(f"select {listed}")
-        cursor.fetchall()
+        join_snapshot(cursor, exported)
         cursor.execute(arrow_select_sql(relation, columns))
         for batch in cursor.fetch_record_batch():
             yield convert_arrow_batch(batch, columns)
+
+
+def join_snapshot(cursor: Cursor, exported: str, *locks: str) -> None:
+    """Begin to read at a snapshot that another session has exported; `locks`: statements that come before it."""
+    listed = ", ".join(f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in READ_SETTINGS.items())
+    cursor.execute("set transaction isolation level repeatable read, read only")
+    for statement in locks:
+        cursor.execute(statement)
+    cursor.execute(f"set transaction snapshot {sql.Literal(exported).as_string(None)}")
+    cursor.execute(f"select {listed}")
+    cursor.fetchall()

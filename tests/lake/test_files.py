@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
+from gdq.consumers.lake import data_files
 from gdq.consumers.lake import files as lake_rows
-from gdq.consumers.lake.files import ArrowDifference, DataFile, LakeKey, rewrite_data_files
+from gdq.consumers.lake.data_files import DataFile
+from gdq.consumers.lake.files import ArrowDifference, LakeKey, rewrite_data_files
 from gdq.consumers.views.signals import Diverged
 from gdq.plan.table import WEIGHT_COLUMN
 
@@ -65,7 +67,7 @@ def is_one_of(value: Any, values: list[Any], null: bool) -> bool:
 @pytest.mark.parametrize("seed", range(40))
 def test_bags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(lake_rows, "_GROUP_ROWS", 7)
+    monkeypatch.setattr(data_files, "_GROUP_ROWS", 7)
     monkeypatch.setattr(lake_rows, "_SMALL_FILES", rng.choice([0, 16]))
     rows = [some_row(rng) for _ in range(rng.choice([0, 1, 40]))]
     rows += [row for row in rows if rng.random() < 0.5]

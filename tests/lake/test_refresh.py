@@ -87,7 +87,7 @@ def test_killed(lakes: Lakes) -> None:
 
 def test_killed_in_the_commit(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that are written and not committed count for nobody."""
-    from gdq.consumers.lake import files as lake_rows
+    from gdq.consumers.lake import data_files as lake_rows
 
     class Killed(BaseException):
         pass

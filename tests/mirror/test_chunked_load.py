@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import psycopg
 import pytest
 
 from gdq.consumers.copy import chunk_bounds
-from gdq.consumers.mirror import chunked_load
+from gdq.consumers.lake.readers import SnapshotReaders
+from gdq.consumers.mirror import chunked_load, copies
 from gdq.consumers.mirror.mirror import Mirror
 from gdq.consumers.mirror.state import History
 from tests.mirror.conftest import Lake
@@ -42,12 +44,13 @@ _CHANGES = (
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tables are large, and a chunk has about 40 rows."""
+    """All tables are large, and a chunk has one range of about 40 rows."""
     patch_sizes(monkeypatch.setattr)
 
 
 def patch_sizes(patch: Callable[[object, str, object], None]) -> None:
-    for name, value in {"LARGE_BYTES": -1, "FIRST_ROWS": 40, "_ROWS_MIN": 40, "_CHUNK_SECONDS": 0.0}.items():
+    sizes = {"LARGE_BYTES": -1, "FIRST_ROWS": 40, "_ROWS_MIN": 40, "_RANGE_BYTES": 0, "_CHUNK_SECONDS": 0.0}
+    for name, value in sizes.items():
         patch(chunked_load, name, value)
     patch(chunk_bounds, "_APART_ROWS", 20)
 
@@ -98,6 +101,45 @@ def test_loaded_while_others_write(each: Lake) -> None:
     each.bring_up(*TABLES)
     each.same(*TABLES)
     assert not list(staged(each))
+
+
+def test_ranges_side_by_side(each: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk with many ranges, which two sessions read; then those of a copy at one snapshot, by blocks."""
+    monkeypatch.setattr(chunked_load, "_CHUNK_SECONDS", 60.0)
+    make(each)
+    each.run("insert into keyed select 'more', i, 0 from generate_series(1000, 3000) i")
+    load(each, lambda: False)
+    each.same(*TABLES)
+    assert not list(staged(each))
+    monkeypatch.setattr(chunked_load, "LARGE_BYTES", 2**40)
+    monkeypatch.setattr(copies, "_PART_BYTES", 8192)
+    each.run("select gdq.require_copy('shop', 'copy', array['keyed'::regclass])")
+    each.bring_up(*TABLES)
+    each.same(*TABLES)
+
+
+def test_a_statement_that_waits_for_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the chunk's snapshot, and a reader behind it: the chunk gives way and is read again."""
+    make(lake)
+    joined, waiting = SnapshotReaders._taken, list[threading.Thread]()
+    query = "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'"
+
+    def taken(self: SnapshotReaders) -> object:
+        if not waiting:
+            waiting.append(threading.Thread(target=lake.run, args=("alter table keyed set (fillfactor = 90)",)))
+            waiting[0].start()
+            statement = "alter table keyed add column more int default 7"
+            waiting.append(threading.Thread(target=lake.run, args=(statement,)))
+            waiting[1].start()
+            until(lambda: lake.ask(query) != [(0,)], "a statement that waits")
+        return joined(self)
+
+    monkeypatch.setattr(SnapshotReaders, "_taken", taken)
+    load(lake, lambda: False)
+    for thread in waiting:
+        thread.join()
+    lake.bring_up(*TABLES)
+    lake.same(*TABLES)
 
 
 @pytest.mark.parametrize("history", ["feed", "scd2"])
